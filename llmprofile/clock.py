@@ -1,0 +1,300 @@
+"""When bytes arrived, by the kernel's word; and an event loop that wakes on time and logs its cycles.
+
+The kernel stamps each packet on its way through the receive path (`SO_TIMESTAMPNS`), whatever Python is doing.
+`StampedSocket` keeps that stamp for the last read, and the times around its sends; asyncio's selector loop calls
+these methods, plain and under TLS. Stamps are wall clock; `WallOffset` carries them to the monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import selectors
+import socket
+import struct
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmprofile.units import MISSING_NS, NS_PER_S
+
+SO_TIMESTAMPNS = 35
+"""`SO_TIMESTAMPNS_OLD` of asm-generic/socket.h: a struct timespec with each message (Python does not name it)."""
+NO_STAMP = b"\0" * 16
+_CONTROL_BYTES = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
+_PARKED = MISSING_NS
+
+monotonic_ns = time.monotonic_ns
+
+
+class StampedSocket(socket.socket):
+    """A TCP socket that knows when its last bytes arrived and when its bytes went out.
+
+    Attributes
+    ----------
+    stamp : bytes
+        The kernel's struct timespec of the last read; sixteen zero bytes where there was none.
+    first_send_ns, last_send_ns : int
+        CLOCK_MONOTONIC before the first and after the last `send` since `mark_request`; `MISSING_NS` before.
+
+    Examples
+    --------
+    >>> StampedSocket(socket.AF_INET, socket.SOCK_STREAM).stamp == NO_STAMP
+    True
+    """
+
+    __slots__ = ("first_send_ns", "last_send_ns", "stamp")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.stamp = NO_STAMP
+        self.first_send_ns = self.last_send_ns = _PARKED
+
+    def mark_request(self) -> None:
+        """Forget the sends of the request before."""
+        self.first_send_ns = self.last_send_ns = _PARKED
+
+    def recv(self, size: int, flags: int = 0) -> bytes:  # type: ignore[override]
+        data, control, _, _ = self.recvmsg(size, _CONTROL_BYTES, flags)
+        self.stamp = control[0][2] if control else NO_STAMP
+        return data
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:  # type: ignore[override]
+        count, control, _, _ = self.recvmsg_into([memoryview(buffer)[: nbytes or None]], _CONTROL_BYTES, flags)
+        self.stamp = control[0][2] if control else NO_STAMP
+        return count
+
+    def send(self, data: Any, flags: int = 0) -> int:  # type: ignore[override]
+        before_ns = monotonic_ns()
+        count = super().send(data, flags)
+        self._sent(before_ns)
+        return count
+
+    def sendmsg(self, buffers: Any, *args: Any) -> int:  # type: ignore[override]
+        before_ns = monotonic_ns()
+        count = super().sendmsg(buffers, *args)
+        self._sent(before_ns)
+        return count
+
+    def _sent(self, before_ns: int) -> None:
+        if self.first_send_ns == _PARKED:
+            self.first_send_ns = before_ns
+        self.last_send_ns = monotonic_ns()
+
+
+def stamped_socket(family: int, stamps: bool = True) -> StampedSocket:
+    """A non-blocking `StampedSocket` without Nagle's delay, its kernel stamps turned on if `stamps` is true.
+
+    Examples
+    --------
+    >>> stamped_socket(socket.AF_INET).gettimeout()
+    0.0
+    """
+    sock = StampedSocket(family, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if stamps:
+        turn_stamps_on(sock)
+    return sock
+
+
+def turn_stamps_on(sock: socket.socket) -> None:
+    """Ask the kernel to stamp what `sock` receives; nothing where it can't (not Linux)."""
+    if sys.platform == "linux":
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+
+
+def stamps_ns(stamps: bytes) -> npt.NDArray[np.int64]:
+    """Joined struct timespecs as wall-clock nanoseconds, `MISSING_NS` for those that are zero.
+
+    Parameters
+    ----------
+    stamps : bytes
+        16 bytes a stamp, as `StampedSocket.stamp` has them.
+
+    Returns
+    -------
+    ndarray of int64, one a stamp
+
+    Examples
+    --------
+    >>> stamps_ns(struct.pack("qq", 1, 5)).tolist()
+    [1000000005]
+    """
+    parts = np.frombuffer(stamps, np.int64).reshape(-1, 2)
+    total_ns = parts[:, 0] * NS_PER_S + parts[:, 1]
+    return np.where(total_ns == 0, MISSING_NS, total_ns)
+
+
+def stamps_work(wait_s: float = 0.5) -> bool:
+    """Whether a kernel stamp comes back on a loopback connection, tried for `wait_s` seconds.
+
+    The kernel turns stamping on lazily: the first packets after the first request on a machine carry none,
+    so this sends until one comes back.
+
+    Examples
+    --------
+    >>> isinstance(stamps_work(), bool)
+    True
+    """
+    if sys.platform != "linux":
+        return False
+    until_ns = monotonic_ns() + int(wait_s * NS_PER_S)
+    with socket.create_server(("127.0.0.1", 0)) as listener, StampedSocket() as sock:
+        turn_stamps_on(sock)
+        sock.connect(listener.getsockname())
+        peer, _ = listener.accept()
+        with peer:
+            while monotonic_ns() < until_ns:
+                peer.sendall(b"?")
+                sock.recv(1)
+                if sock.stamp != NO_STAMP:
+                    return True
+                time.sleep(0.001)
+    return False
+
+
+def keep_stamping() -> socket.socket:
+    """An idle stamped socket; while it lives the kernel keeps stamping on, so that no first packet is missed."""
+    sock = StampedSocket()
+    turn_stamps_on(sock)
+    return sock
+
+
+def wall_minus_monotonic_ns() -> tuple[int, int]:
+    """(CLOCK_MONOTONIC now, wall clock − CLOCK_MONOTONIC), from the narrowest of five bracketed samples.
+
+    Examples
+    --------
+    >>> at_ns, offset_ns = wall_minus_monotonic_ns()
+    >>> abs(at_ns + offset_ns - time.time_ns()) < 1_000_000_000
+    True
+    """
+    best = (1 << 62, 0, 0)
+    for _ in range(5):
+        before_ns = monotonic_ns()
+        wall_ns = time.time_ns()
+        after_ns = monotonic_ns()
+        middle_ns = (before_ns + after_ns) // 2
+        best = min(best, (after_ns - before_ns, middle_ns, wall_ns - middle_ns))
+    return best[1], best[2]
+
+
+STEP_NS = 1_000_000
+"""Two samples of the offset that differ by more than this hold a step; slewing moves it by 0.5 ms/s at most."""
+
+
+def to_monotonic(
+    wall_ns: npt.NDArray[np.int64],
+    seen_ns: npt.NDArray[np.int64],
+    offsets: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Kernel stamps on the monotonic clock, through steps of the wall clock.
+
+    Parameters
+    ----------
+    wall_ns : (n,) int64
+        Wall-clock stamps, `MISSING_NS` where there was none.
+    seen_ns : (n,) int64
+        CLOCK_MONOTONIC when each was read; says which samples of the offset lie around it.
+    offsets : (m, 2) int64
+        Samples (CLOCK_MONOTONIC, wall − monotonic), ascending, at least one.
+
+    Returns
+    -------
+    (n,) int64
+        Between two samples the offset is interpolated. Where they differ by a step, of the two offsets the one is
+        taken that puts the stamp before its reading and closest to it.
+
+    Examples
+    --------
+    >>> to_monotonic(np.array([1_000_500]), np.array([600]), np.array([[0, 1_000_000]])).tolist()
+    [500]
+    """
+    after = np.clip(np.searchsorted(offsets[:, 0], seen_ns), 0, len(offsets) - 1)
+    before = np.maximum(after - 1, 0)
+    early_ns, late_ns = offsets[before, 1], offsets[after, 1]
+    offset_ns = np.interp(seen_ns - offsets[0, 0], offsets[:, 0] - offsets[0, 0], offsets[:, 1] - offsets[0, 1])
+    smooth_ns = wall_ns - (offset_ns.astype(np.int64) + offsets[0, 1])
+    delays_ns = seen_ns - np.stack([wall_ns - early_ns, wall_ns - late_ns])
+    # a stamp that lies after its reading can't be right; the lesser evil is the offset that errs least
+    best = np.argmin(np.where(delays_ns >= 0, delays_ns, STEP_NS * 10**6 - delays_ns), axis=0)
+    stepped_ns = seen_ns - np.take_along_axis(delays_ns, best[None], axis=0)[0]
+    mono_ns = np.where(np.abs(late_ns - early_ns) > STEP_NS, stepped_ns, smooth_ns)
+    return np.where(wall_ns == MISSING_NS, MISSING_NS, mono_ns)
+
+
+def clock_steps(offsets: npt.NDArray[np.int64]) -> int:
+    """How many steps of the wall clock lie between the samples of its offset.
+
+    Examples
+    --------
+    >>> clock_steps(np.array([[0, 0], [1_000_000_000, 40], [2_000_000_000, 5_000_000]]))
+    1
+    """
+    return int(np.sum(np.abs(np.diff(offsets[:, 1])) > STEP_NS))
+
+
+class CycleSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+    """A selector that waits with microseconds and notes each turn of its loop.
+
+    `epoll_wait` rounds waits up to a millisecond, which would make every send half a millisecond late. Waiting on
+    the epoll descriptor itself, with `select`, keeps microseconds; the last millisecond of a wait is done that way.
+
+    Attributes
+    ----------
+    entered_ns, returned_ns : array of int64
+        CLOCK_MONOTONIC before and after each poll; `take_cycles` empties them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered_ns = array("q")
+        self.returned_ns = array("q")
+        self._descriptor = self.fileno() if hasattr(self, "fileno") else None
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        self.entered_ns.append(monotonic_ns())
+        if timeout is None or timeout <= 0 or self._descriptor is None:
+            ready = super().select(timeout)
+        else:
+            ready = self._wait(timeout)
+        self.returned_ns.append(monotonic_ns())
+        return ready
+
+    def _wait(self, timeout: float) -> list[tuple[selectors.SelectorKey, int]]:
+        until_ns = monotonic_ns() + int(timeout * NS_PER_S)
+        if timeout > 0.002:
+            # epoll rounds up, so ask for a millisecond less and do the rest precisely
+            ready = super().select(timeout - 0.0015)
+            if ready:
+                return ready
+        left_s = (until_ns - monotonic_ns()) / NS_PER_S
+        if left_s > 0:
+            select.select([self._descriptor], [], [], left_s)
+        return super().select(0)
+
+    def take_cycles(self) -> tuple[array[int], array[int]]:
+        """(entered, returned) of the cycles that ended since the last call, which forgets them."""
+        entered, returned = self.entered_ns, self.returned_ns
+        self.entered_ns, self.returned_ns = entered[len(returned) :], array("q")
+        del entered[len(returned) :]
+        return entered, returned
+
+
+def run_precisely(main: Callable[[CycleSelector], Any]) -> Any:
+    """Run the coroutine that `main` makes of the selector, on a selector loop of its own, and return its result.
+
+    Examples
+    --------
+    >>> run_precisely(lambda selector: asyncio.sleep(0, "done"))
+    'done'
+    """
+    selector = CycleSelector()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+        return runner.run(main(selector))

@@ -1,0 +1,198 @@
+"""The client everyone writes: aiohttp, a task a request, JSON parsed on the event loop.
+
+Its stopwatch is read where such clients read it: `begun` before the post, `seen` when the coroutine resumes with
+bytes, `handled` when an event has been parsed. Its sockets are stamped as well and its raw bytes are kept, so that
+what it reports can be held against when the bytes arrived.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+from llmprofile.api import TOKEN_KINDS, read_event
+from llmprofile.capture import Exchange
+from llmprofile.clock import StampedSocket, monotonic_ns, stamped_socket
+from llmprofile.link import Link
+from llmprofile.sse import EventParser
+from llmprofile.units import s_to_ns
+
+_current: contextvars.ContextVar[Exchange] = contextvars.ContextVar("exchange")
+_LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+
+
+class _Handler(ResponseHandler):
+    """aiohttp's own protocol, which also keeps each read with its stamp for the exchange that owns the connection."""
+
+    sock: StampedSocket | None = None
+    exchange: Exchange | None = None
+
+    def data_received(self, data: bytes) -> None:
+        if self.exchange is not None and self.sock is not None:
+            self.exchange.reads.append((self.sock.stamp, monotonic_ns(), data))
+        super().data_received(data)
+
+    def hand_over(self, exchange: Exchange | None) -> None:
+        """Give the exchange that had the connection its send times, and the connection to the next."""
+        assert self.sock is not None
+        if self.exchange is not None:
+            self.exchange.sent_ns = self.sock.first_send_ns
+            self.exchange.sent_last_ns = self.sock.last_send_ns
+        self.exchange = exchange
+        self.sock.mark_request()
+
+
+class _Connector(aiohttp.TCPConnector):
+    """aiohttp's connector without a limit, on stamped sockets; tells each exchange which connection it got."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__(
+            limit=0,
+            force_close=link.fresh,
+            ssl=link.tls if link.tls is not None else True,
+            socket_factory=lambda info: stamped_socket(info[0], link.stamps),
+        )
+        self._factory = functools.partial(_Handler, loop=asyncio.get_running_loop())
+        self.owners: dict[Exchange, _Handler] = {}
+
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+        began_ns = monotonic_ns()
+        connection = await super().connect(req, traces, timeout)
+        exchange, handler = _current.get(), connection.protocol
+        exchange.reused = handler.sock is not None
+        if not exchange.reused:
+            exchange.connect_ns = monotonic_ns() - began_ns
+            # asyncio hands out a TransportSocket, which wraps the socket that we made
+            handler.sock = connection.transport.get_extra_info("socket")._sock
+        handler.hand_over(exchange)
+        self.owners[exchange] = handler
+        return connection
+
+    def release_exchange(self, exchange: Exchange) -> None:
+        """The exchange is over; its connection may already serve the next."""
+        handler = self.owners.pop(exchange, None)
+        if handler is not None and handler.exchange is exchange:
+            handler.hand_over(None)
+
+
+class ConventionalClient:
+    """Sends requests as an ordinary asyncio benchmark does.
+
+    Parameters
+    ----------
+    link : Link
+    done : callable
+        Called with each exchange when it has ended, in the loop.
+    """
+
+    def __init__(self, link: Link, done: Callable[[Exchange], None]) -> None:
+        self._link = link
+        self._done = done
+        self._tasks: dict[Exchange, asyncio.Task[None]] = {}
+        self._connector = _Connector(link)
+        self._session = aiohttp.ClientSession(
+            connector=self._connector,
+            headers=dict(link.headers),
+            skip_auto_headers=("Accept-Encoding",),
+            timeout=aiohttp.ClientTimeout(total=link.timeout_s, connect=link.connect_timeout_s),
+        )
+
+    async def warm(self, connections: int) -> None:
+        """aiohttp opens its connections when they are needed, as an ordinary tool's are."""
+
+    def start(self, exchange: Exchange, name: bytes, body: bytes) -> None:
+        """Send a request now, in a task of its own. `name` is its X-Request-Id."""
+        task = asyncio.get_running_loop().create_task(self._run(exchange, name.decode(), body))
+        self._tasks[exchange] = task
+
+    async def _run(self, exchange: Exchange, name: str, body: bytes) -> None:
+        exchange.begun_ns = monotonic_ns()
+        _current.set(exchange)
+        try:
+            await self._post_or_resend(exchange, name, body)
+            ending, error = "complete", None
+        except TimeoutError as timeout:
+            ending, error = self._timed_out(exchange, timeout)
+        except asyncio.CancelledError:
+            ending, error = "cancelled", "the run was stopped"
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as failure:
+            ending, error = "eof", str(failure)
+        except (aiohttp.ClientError, OSError) as failure:
+            ending, error = ("reset" if exchange.reads else "connect_error"), str(failure) or type(failure).__name__
+        self._connector.release_exchange(exchange)
+        exchange.ended, exchange.error = ending, error
+        del self._tasks[exchange]
+        self._done(exchange)
+
+    async def _post_or_resend(self, exchange: Exchange, name: str, body: bytes) -> None:
+        try:
+            await self._post(exchange, name, body)
+        except _LOST:
+            # a kept-alive connection that was closed before a byte of an answer says nothing about the request
+            if exchange.reads or not exchange.reused:
+                raise
+            self._connector.release_exchange(exchange)
+            exchange.resent = True
+            await self._post(exchange, name, body)
+
+    def _timed_out(self, exchange: Exchange, timeout: TimeoutError) -> tuple[str, str]:
+        link = self._link
+        if isinstance(timeout, aiohttp.ConnectionTimeoutError):
+            return "connect_error", f"no connection within {link.connect_timeout_s} s"
+        if monotonic_ns() - exchange.begun_ns >= s_to_ns(link.timeout_s):
+            return "timeout", f"not finished within {link.timeout_s} s"
+        return "timeout", f"no token within {link.first_token_timeout_s} s"
+
+    async def _post(self, exchange: Exchange, name: str, body: bytes) -> None:
+        limit_s = self._link.first_token_timeout_s
+        async with asyncio.timeout(None if limit_s == float("inf") else limit_s) as first_token:
+            async with self._session.post(self._link.url, data=body, headers={"X-Request-Id": name}) as response:
+                if response.status == 200 and response.content_type == "text/event-stream":
+                    await _read_stream(exchange, response, first_token)
+                else:
+                    first_token.reschedule(None)
+                    await _read_body(exchange, response)
+
+    def cancel(self) -> None:
+        """End everything that is in flight."""
+        for task in self._tasks.values():
+            task.cancel()
+
+    async def close(self) -> None:
+        """Close the session with its connections."""
+        await self._session.close()
+
+
+async def _read_stream(exchange: Exchange, response: aiohttp.ClientResponse, first_token: asyncio.Timeout) -> None:
+    parser, marks, answer, waiting = EventParser(), exchange.marks, [], True
+    async for chunk in response.content.iter_any():
+        seen_ns = monotonic_ns()
+        for data, _ in parser.feed(chunk):
+            answer.append(_loads(data))
+            marks.append(seen_ns)
+            marks.append(monotonic_ns())
+            if waiting and read_event(data).kind in TOKEN_KINDS:
+                waiting = False
+                first_token.reschedule(None)
+
+
+async def _read_body(exchange: Exchange, response: aiohttp.ClientResponse) -> None:
+    body = await response.read()
+    exchange.marks.append(monotonic_ns())
+    _loads(body)
+    exchange.marks.append(monotonic_ns())
+
+
+def _loads(data: bytes) -> Any:
+    """What an ordinary client makes of an event; one that isn't JSON is judged when the run is collected."""
+    try:
+        return None if data == b"[DONE]" else json.loads(data)
+    except ValueError:
+        return None

@@ -1,0 +1,59 @@
+"""What can go wrong on the user's side, and the helpers that say so in one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+
+
+class LlmprofileError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class UsageError(LlmprofileError, ValueError):
+    """What was asked can't be done; nothing was sent and nothing was written."""
+
+
+class LlmprofileWarning(UserWarning):
+    """Something that weakens a result without spoiling it."""
+
+
+def one_of(name: str, value: str, allowed: Collection[str]) -> str:
+    """Return `value`, or raise the sentence "name must be one of a, b; not x".
+
+    Examples
+    --------
+    >>> one_of("client", "stamped", ("stamped", "conventional"))
+    'stamped'
+    """
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}; not {value}")
+    return value
+
+
+def positive(name: str, value: float, unit: str = "") -> float:
+    """Return `value` if it is a finite number above zero, else raise a sentence.
+
+    Examples
+    --------
+    >>> positive("rate_per_s", 200.0)
+    200.0
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+        raise UsageError(f"{name} must be a number above 0{unit}; not {value!r}")
+    if not (math.isfinite(value) and value > 0):
+        raise UsageError(f"{name} must be a number above 0{unit}; not {value}")
+    return value
+
+
+def whole(name: str, value: int, least: int = 1) -> int:
+    """Return `value` if it is a whole number of at least `least`, else raise a sentence.
+
+    Examples
+    --------
+    >>> whole("processes", 4)
+    4
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}; not {value!r}")
+    return int(value)

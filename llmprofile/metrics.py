@@ -1,0 +1,314 @@
+"""Latencies from stamps, on any clock, and what a sample of them says.
+
+A latency runs from a start to a token. On the wire clock the start is when the request's first byte was sent and a
+token is when the kernel received it; on the seen and handled clocks both are the client's own. Requests that share a
+queue are correlated, so intervals come from a bootstrap over blocks of time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import sparse
+
+from llmprofile.errors import one_of
+from llmprofile.records import CLOCKS, LATENCIES, SUFFIX, Run
+from llmprofile.units import MISSING_NS, elapsed_s
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+BLOCKS_AT_LEAST = 20
+CELLS_PER_BLOCK = 10
+RESAMPLES = 500
+QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
+STATISTICS = ("mean", *QUANTILES)
+SUMMARY_METRICS = (*LATENCIES, "itl", "lateness", "connect")
+BRACKET_S, BRACKET_SHARE = 1e-4, 0.01
+"""A latency is bounded, not measured, when its bracket is wider than 0.1 ms and than 1 % of it."""
+
+
+def derive_latencies(stamps: Mapping[str, Ints], streamed: Ints, output_tokens: Ints) -> dict[str, Floats]:
+    """Every latency of every request, on all three clocks.
+
+    Parameters
+    ----------
+    stamps : mapping of name to (n,) int64
+        The `_ns` columns of the request table, and `content_<clock>_ns`, of the first content token.
+        `MISSING_NS` where missing.
+    streamed : (n,) int64
+        Tokens that the stream showed: N less the reasoning tokens that only the usage counts.
+    output_tokens : (n,) int64
+        N; negative where it is not known.
+
+    Returns
+    -------
+    dict of name to (n,) float
+        The derived columns of the request table, seconds, NaN where there is nothing to say.
+
+    Examples
+    --------
+    >>> names = ["due", "begun", "sent", "sent_last"] + [
+    ...     f"{t}_{c}" for t in ("first", "content", "last") for c in ("wire", "seen", "handled")]
+    >>> stamps = {f"{name}_ns": np.array([MISSING_NS]) for name in names}
+    >>> stamps |= {"sent_ns": np.array([0]), "first_wire_ns": np.array([50_000_000]),
+    ...            "last_wire_ns": np.array([150_000_000])}
+    >>> latencies = derive_latencies(stamps, np.array([11]), np.array([11]))
+    >>> latencies["ttft_s"].tolist(), latencies["tpot_s"].tolist(), latencies["ttft_seen_s"].tolist()
+    ([0.05], [0.01], [nan])
+    """
+    out: dict[str, Floats] = {}
+    for clock in CLOCKS:
+        start_ns = stamps["sent_ns" if clock == "wire" else "begun_ns"]
+        first_ns, last_ns = stamps[f"first_{clock}_ns"], stamps[f"last_{clock}_ns"]
+        e2e_s = elapsed_s(last_ns, start_ns)
+        latencies = {
+            "ttft": elapsed_s(first_ns, start_ns),
+            "first_content": elapsed_s(stamps[f"content_{clock}_ns"], start_ns),
+            "ttft_due": elapsed_s(first_ns, stamps["due_ns"]),
+            "e2e": e2e_s,
+            "e2e_due": elapsed_s(last_ns, stamps["due_ns"]),
+            "tpot": _per(elapsed_s(last_ns, first_ns), streamed - 1),
+            "ntpot": _per(e2e_s, output_tokens),
+        }
+        out |= {f"{name}{SUFFIX[clock]}": value for name, value in latencies.items()}
+    out["lateness_s"] = elapsed_s(stamps["sent_ns"], stamps["due_ns"])
+    out["upload_s"] = elapsed_s(stamps["sent_last_ns"], stamps["sent_ns"])
+    return out
+
+
+def _per(total_s: Floats, count: Ints) -> Floats:
+    return np.where(count > 0, total_s / np.maximum(count, 1), np.nan)
+
+
+def is_bounded(wire_ns: Ints, wire_lo_ns: Ints, exact: npt.NDArray[np.bool_], latency_s: Floats) -> npt.NDArray[Any]:
+    """Whether a latency is only known to lie in a bracket that is wider than 0.1 ms and than 1 % of it.
+
+    Examples
+    --------
+    >>> wire_ns, lo_ns = np.array([10_000_000, 10_000_000]), np.array([9_000_000, 9_000_000])
+    >>> is_bounded(wire_ns, lo_ns, np.array([True, False]), np.array([0.05, 0.05])).tolist()
+    [False, True]
+    """
+    width_s = elapsed_s(wire_ns, wire_lo_ns)
+    return ~exact & (width_s > np.maximum(BRACKET_S, BRACKET_SHARE * latency_s))
+
+
+def run_clock(run: Run) -> str:
+    """The clock that a run is read on: what its client's user would report.
+
+    The wire of a stamped run, or what its client saw where the kernel can't stamp; handled of a conventional run.
+    """
+    if run.client == "stamped":
+        return "wire" if run.requests["first_wire_ns"].notna().any() or _has_wire_ends(run) else "seen"
+    return "handled"
+
+
+def _has_wire_ends(run: Run) -> bool:
+    return bool(run.requests["last_wire_ns"].notna().any())
+
+
+def inter_token_s(run: Run, clock: str) -> pd.DataFrame:
+    """The gap before every token after a request's first one (ITL).
+
+    An event that is known to hold m tokens shares its gap over them; further tokens of the first event have 0.
+
+    Parameters
+    ----------
+    run : Run
+    clock : {"wire", "seen", "handled"}
+
+    Returns
+    -------
+    DataFrame
+        `request_id`, `itl_s`, and `at_ns`, when the token came; `ok` requests only.
+    """
+    ok_ids = run.requests.loc[run.requests["outcome"] == "ok", "request_id"].to_numpy(np.int64)
+    events = run.events
+    ids = events["request_id"].to_numpy(np.int64)
+    at_ns = events[f"{one_of('clock', clock, CLOCKS)}_ns"].to_numpy(np.int64, na_value=MISSING_NS)
+    gap_s, tokens = token_gaps(ids, at_ns, events["tokens"].to_numpy(np.int64))
+    keep = np.repeat(np.isin(ids, ok_ids), tokens) & ~np.isnan(gap_s)
+    frame = {"request_id": np.repeat(ids, tokens), "itl_s": gap_s, "at_ns": np.repeat(at_ns, tokens)}
+    return pd.DataFrame({name: column[keep] for name, column in frame.items()})
+
+
+def token_gaps(ids: Ints, at_ns: Ints, tokens: Ints) -> tuple[Floats, Ints]:
+    """One gap a token, NaN for each request's first; and how often each event was repeated for it.
+
+    Examples
+    --------
+    >>> gaps_s, _ = token_gaps(np.array([0, 0]), np.array([0, 100_000_000]), np.array([2, 4]))
+    >>> gaps_s.tolist()
+    [nan, 0.0, 0.025, 0.025, 0.025, 0.025]
+    """
+    first = np.concatenate([[True], ids[1:] != ids[:-1]])[: len(ids)]
+    gap_s = elapsed_s(at_ns, np.concatenate([at_ns[:1], at_ns[:-1]])) / np.maximum(tokens, 1)
+    per_token_s = np.repeat(np.where(first, 0.0, gap_s), tokens)
+    starts = np.cumsum(tokens) - tokens
+    per_token_s[starts[first & (tokens > 0)]] = np.nan
+    return per_token_s, tokens
+
+
+def summarise(run: Run, clock: str | None = None) -> list[dict[str, Any]]:
+    """The rows of `summary`, plain: NaN as None, ready for JSON."""
+    clock = one_of("clock", clock or run_clock(run), CLOCKS)
+    ok = run.requests[run.requests["outcome"] == "ok"]
+    block_s = max(1.0, 10 * _mean(ok[f"e2e{SUFFIX[clock]}"]))
+    rows = []
+    for metric in SUMMARY_METRICS:
+        values, at_s = _sample(run, ok, metric, clock)
+        known = ~np.isnan(values)
+        row = describe(values[known], at_s[known], block_s)
+        note = "; ".join(filter(None, [row.pop("note"), _tokens_note(run, ok) if metric == "itl" else ""]))
+        rows.append({"metric": metric, "clock": clock, **row, "note": note})
+    return rows
+
+
+def _sample(run: Run, ok: pd.DataFrame, metric: str, clock: str) -> tuple[Floats, Floats]:
+    if metric == "itl":
+        gaps = inter_token_s(run, clock)
+        return gaps["itl_s"].to_numpy(float), gaps["at_ns"].to_numpy(float) / 1e9
+    column = f"{metric}_s" if metric in ("lateness", "connect") else f"{metric}{SUFFIX[clock]}"
+    return ok[column].to_numpy(float, na_value=np.nan), ok["begun_ns"].to_numpy(float, na_value=np.nan) / 1e9
+
+
+def _tokens_note(run: Run, ok: pd.DataFrame) -> str:
+    held = run.events.groupby("request_id")["tokens"].sum()
+    said = ok.set_index("request_id")["output_tokens"]
+    unlike = int((said.reindex(held.index).dropna() != held.reindex(said.dropna().index).dropna()).sum())
+    return f"{unlike} requests have more or fewer tokens than events: counted as one token an event" if unlike else ""
+
+
+def _mean(column: pd.Series) -> float:
+    values = column.to_numpy(float, na_value=np.nan)
+    values = values[~np.isnan(values)]
+    return float(values.mean()) if len(values) else 0.0
+
+
+def describe(values: Floats, at_s: Floats, block_s: float) -> dict[str, Any]:
+    """n, mean and percentiles of a sample over time, with 95 % intervals, None where it can't support them.
+
+    Parameters
+    ----------
+    values : (n,) float
+    at_s : (n,) float
+        When each was taken; correlated neighbours must stay together.
+    block_s : float
+        Length of the bootstrap's blocks: well above the time over which neighbours are correlated.
+
+    Examples
+    --------
+    >>> row = describe(np.ones(50), np.arange(50.0), block_s=1.0)
+    >>> row["mean"], row["p99"], row["note"]
+    (1.0, None, 'p99 needs 100 values')
+    """
+    n, notes = len(values), []
+    row: dict[str, Any] = {"n": n, "mean": float(values.mean()) if n else None}
+    for name, q in QUANTILES.items():
+        needed = round(1 / (1 - q))
+        row[name] = float(np.quantile(values, q)) if n >= needed else None
+        if 0 < n < needed:
+            notes.append(f"{name} needs {needed} values")
+    intervals, why = block_intervals(values, at_s, block_s)
+    for name in STATISTICS:
+        low, high = intervals[name] if row[name] is not None else (None, None)
+        row[f"{name}_lo"], row[f"{name}_hi"] = low, high
+    return {**row, "note": "; ".join(filter(None, [*notes, why if n else "no values"]))}
+
+
+def block_intervals(
+    values: Floats, at_s: Floats, block_s: float, level: float = 0.95
+) -> tuple[dict[str, tuple[float | None, float | None]], str]:
+    """Percentile intervals of the mean and quantiles by a moving-block bootstrap over time (Künsch 1989).
+
+    Values are counted into fine bins of their own quantiles (exact up to 4000 different values), in cells of a tenth of a
+    block; a resample is a sum of runs of ten cells that start anywhere.
+
+    Returns
+    -------
+    dict of name to (low, high), and a sentence where there are fewer than 20 blocks: then all are None.
+    """
+    nothing: dict[str, tuple[float | None, float | None]] = {name: (None, None) for name in STATISTICS}
+    span_s = float(at_s.max() - at_s.min()) if len(values) > 1 else 0.0
+    blocks = span_s / block_s
+    if blocks < BLOCKS_AT_LEAST:
+        return nothing, f"too short for an interval: {blocks:.1f} blocks of {block_s:.3g} s, of {BLOCKS_AT_LEAST}"
+    cells = math.ceil(blocks * CELLS_PER_BLOCK)
+    cell = np.minimum(((at_s - at_s.min()) / span_s * cells).astype(int), cells - 1)
+    levels, bins = _bin(values)
+    counts = sparse.csr_matrix((np.ones(len(values)), (cell, bins)), (cells, len(levels)))
+    sums = np.bincount(cell, values, cells)
+    weights = _block_weights(cells, np.random.default_rng(0))
+    per_bin = np.asarray(weights @ counts)
+    totals = per_bin.sum(axis=1)
+    cumulated = np.cumsum(per_bin, axis=1)
+    draws = {"mean": weights @ sums / totals}
+    draws |= {name: levels[(cumulated >= q * totals[:, None]).argmax(axis=1)] for name, q in QUANTILES.items()}
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    return {name: tuple(map(float, np.quantile(d, tails))) for name, d in draws.items()}, ""  # type: ignore[misc]
+
+
+def _bin(values: Floats, most: int = 4000) -> tuple[Floats, Ints]:
+    """The values' levels, and each value's level."""
+    levels = np.unique(values)
+    if len(levels) > most:
+        levels = np.unique(np.quantile(values, np.linspace(0, 1, most)))
+    return levels, np.searchsorted((levels[1:] + levels[:-1]) / 2, values)
+
+
+def _block_weights(cells: int, rng: np.random.Generator) -> Floats:
+    """How often each cell is drawn in each resample, (RESAMPLES, cells); blocks wrap round the end."""
+    starts = rng.integers(0, cells, (RESAMPLES, max(1, cells // CELLS_PER_BLOCK)))
+    hits = np.stack([np.bincount(s, minlength=cells) for s in starts])
+    wrapped = np.concatenate([hits[:, -CELLS_PER_BLOCK + 1 :], hits], axis=1)
+    cumulated = np.cumsum(np.concatenate([np.zeros((RESAMPLES, 1)), wrapped], axis=1), axis=1)
+    return cumulated[:, CELLS_PER_BLOCK:] - cumulated[:, :-CELLS_PER_BLOCK]
+
+
+def summary(run: Run, clock: str | None = None) -> pd.DataFrame:
+    """One row a metric: n, mean, p50, p90, p99 of the `ok` requests with block-bootstrap intervals.
+
+    Parameters
+    ----------
+    run : Run
+    clock : {"wire", "seen", "handled"}, optional
+        The run's own by default: wire of a stamped run, handled of a conventional one.
+
+    Returns
+    -------
+    DataFrame
+        Seconds; the index is headed by the clock's name. A percentile that the sample can't support is NaN, and
+        `note` says so.
+
+    Raises
+    ------
+    UsageError
+        An unknown clock.
+    """
+    rows = summarise(run, clock)
+    frame = pd.DataFrame(rows).drop(columns="clock").set_index("metric")
+    frame.index.name = f"{rows[0]['clock']} clock"
+    figures = [c for c in frame.columns if c not in ("n", "note")]
+    return frame.astype(dict.fromkeys(figures, float))
+
+
+def rates(run: Run, asked_per_s: float | None, drawn_per_s: float) -> dict[str, float | None]:
+    """Rates asked, drawn and achieved, and output tokens per second; None where there is nothing to say.
+
+    A rate is a number of gaps over the span they fill, so that a run of n requests has n − 1 of them.
+    """
+    sent_ns = np.sort(run.requests["sent_ns"].dropna().to_numpy(np.int64))
+    achieved = (len(sent_ns) - 1) * 1e9 / (sent_ns[-1] - sent_ns[0]) if len(sent_ns) > 1 else math.nan
+    ok = run.requests[run.requests["outcome"] == "ok"]
+    ends_ns = ok[["last_wire_ns", "last_seen_ns"]].max(axis=1).dropna().to_numpy(np.int64)
+    tokens = float(ok["output_tokens"].sum())
+    tokens_per_s = tokens * 1e9 / (ends_ns.max() - sent_ns[0]) if len(ends_ns) and len(sent_ns) else math.nan
+    found = {"drawn_per_s": drawn_per_s, "achieved_per_s": achieved, "tokens_per_s": tokens_per_s}
+    known = {name: None if math.isnan(value) else float(value) for name, value in found.items()}
+    return {"asked_per_s": asked_per_s, **known}

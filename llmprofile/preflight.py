@@ -1,0 +1,117 @@
+"""What is checked before anything is sent or written: the server answers its door, the folder is new."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import resource
+import socket
+import ssl
+from pathlib import Path
+from typing import Any
+
+from llmprofile.api import Target, tls_context
+from llmprofile.errors import UsageError
+from llmprofile.link import Link, resolve
+
+SPARE_DESCRIPTORS = 100
+
+
+def reach(target: Target, timeout_s: float) -> Link:
+    """Connect once, say nothing, and keep what a worker needs to do the same.
+
+    Raises
+    ------
+    UsageError
+        The host is unknown, no address answers, or the certificate fails.
+    """
+    addresses = resolve(target.host, target.port)
+    tls = tls_context(target)
+    failure: OSError | None = None
+    for family, address in addresses:
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.settimeout(timeout_s)
+            try:
+                sock.connect(address)
+                if tls is not None:
+                    tls.wrap_socket(sock, server_hostname=target.host).close()
+            except OSError as error:
+                failure = error
+            else:
+                return Link(target.url, addresses, b"", target.headers, connect_timeout_s=timeout_s)
+    raise UsageError(_why_unreachable(target, failure))
+
+
+def _why_unreachable(target: Target, failure: OSError | None) -> str:
+    where = f"{target.host} port {target.port}"
+    if isinstance(failure, ssl.SSLCertVerificationError):
+        return (
+            f"the certificate of {where} can't be trusted ({failure.verify_message}); "
+            "name its authority with ca_file, or ask for no check with verify=False"
+        )
+    if isinstance(failure, ssl.SSLError):
+        return f"{where} does not speak TLS ({failure.reason}); is the URL http:// rather than https://?"
+    if isinstance(failure, TimeoutError):
+        return f"no connection to {where} within the connect timeout; is the server up and reachable?"
+    return f"no connection to {where} ({failure}); is the server up?"
+
+
+def first_model(target: Target, timeout_s: float) -> str:
+    """The first model that the server lists.
+
+    Raises
+    ------
+    UsageError
+        It lists none.
+    """
+    path = target.path.partition("?")[0].removesuffix("/completions").removesuffix("/chat") + "/models"
+    kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
+    tls: dict[str, Any] = {"context": tls_context(target)} if target.scheme == "https" else {}
+    connection = kind(target.host, target.port, timeout=timeout_s, **tls)
+    try:
+        connection.request("GET", path, headers=dict(target.headers))
+        response = connection.getresponse()
+        status, body = response.status, response.read()
+    except (OSError, http.client.HTTPException) as error:
+        raise UsageError(f"asked for its models at {path}, the server did not answer ({error}); give model") from None
+    finally:
+        connection.close()
+    try:
+        model = json.loads(body)["data"][0]["id"]
+    except (ValueError, LookupError, TypeError):
+        raise UsageError(f"the server lists no model at {path} (status {status}); give model") from None
+    return str(model)
+
+
+def check_folder(out: Path | str | None, name: str) -> Path:
+    """The run folder to be made.
+
+    Raises
+    ------
+    UsageError
+        It exists, or it can't be made there.
+    """
+    folder = Path(out) if out is not None else Path("runs") / name
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} exists; a run folder is never overwritten, name a new one")
+    near = next(parent for parent in folder.absolute().parents if parent.exists())
+    if not near.is_dir():
+        raise UsageError(f"{folder} can't be made: {near} is not a folder")
+    return folder
+
+
+def check_descriptors(slots: tuple[int, ...] | None) -> None:
+    """Whether a closed loop's connections fit the limit on open files.
+
+    Raises
+    ------
+    UsageError
+        They don't.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = max(slots, default=0) + SPARE_DESCRIPTORS if slots else 0
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise UsageError(
+            f"a worker with {max(slots or ())} requests in flight needs {needed} open files and the limit is {hard}; "
+            "raise it (ulimit -Hn) or use more processes"
+        )

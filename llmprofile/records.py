@@ -1,0 +1,210 @@
+"""What a run is, in memory and on disk.
+
+A run folder holds `run.json` and three Parquet tables; `Run` shows them. Stamps are int64 nanoseconds of
+CLOCK_MONOTONIC on the worker's machine (columns `_ns`, null when missing), derived figures are float seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from llmprofile.errors import UsageError
+from llmprofile.units import show_rate, show_time
+
+FORMAT = 1
+CLOCKS = ("wire", "seen", "handled")
+SUFFIX = {"wire": "_s", "seen": "_seen_s", "handled": "_handled_s"}
+LATENCIES = ("ttft", "first_content", "ttft_due", "e2e", "e2e_due", "tpot", "ntpot")
+OUTCOMES = (
+    *("ok", "http_error", "stream_error", "truncated", "timeout", "connect_error"),
+    *("cancelled", "unsent", "lost"),
+)
+
+_STAMPS = ("due_ns", "begun_ns", "sent_ns", "sent_last_ns", "headers_ns", "eof_ns") + tuple(
+    f"{token}_{clock}_ns" for token in ("first", "last") for clock in ("wire", "wire_lo", "seen", "handled")
+)
+REQUESTS = pa.schema(
+    [("request_id", pa.int64()), ("worker", pa.int64()), ("stage", pa.int64())]
+    + [(name, pa.int64()) for name in _STAMPS]
+    + [("bounded", pa.bool_()), ("connect_s", pa.float64()), ("upload_s", pa.float64())]
+    + [("reused", pa.bool_()), ("resent", pa.bool_()), ("output_tokens", pa.int64()), ("token_source", pa.string())]
+    + [("prompt_tokens", pa.int64()), ("outcome", pa.string()), ("status", pa.int64()), ("error", pa.string())]
+    + [(f"{name}_s", pa.float64()) for name in (*LATENCIES, "lateness")]
+    + [(f"{name}{SUFFIX[clock]}", pa.float64()) for clock in CLOCKS[1:] for name in LATENCIES]
+)
+EVENTS = pa.schema(
+    [(n, pa.int64()) for n in ("request_id", "read", "cycle", "wire_lo_ns", "wire_ns", "seen_ns", "handled_ns")]
+    + [("tokens", pa.int64()), ("bytes", pa.int64())]
+)
+CYCLES = pa.schema(
+    [(n, pa.int64()) for n in ("worker", "poll_entered_ns", "poll_returned_ns", "reads", "handled", "sends")]
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A measured run; immutable, and it shows itself.
+
+    Attributes
+    ----------
+    folder : Path or None
+        Where it lies; None for one that was never written.
+    meta : dict
+        `run.json`: what was asked, machine, versions, outcomes, summary, verdict.
+    requests : DataFrame
+        One row a scheduled request, whatever became of it.
+    events : DataFrame
+        One row a token event; read when first asked for. `cycles` likewise: one row a turn of a worker's loop.
+    """
+
+    folder: Path | None
+    meta: dict[str, Any]
+    requests: pd.DataFrame
+    _tables: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
+
+    @property
+    def events(self) -> pd.DataFrame:
+        return self._table("events", EVENTS)
+
+    @property
+    def cycles(self) -> pd.DataFrame:
+        return self._table("cycles", CYCLES)
+
+    def _table(self, name: str, schema: pa.Schema) -> pd.DataFrame:
+        if name not in self._tables:
+            path = self.folder / f"{name}.parquet" if self.folder else None
+            table = pq.read_table(path) if path and path.exists() else schema.empty_table()
+            self._tables[name] = to_frame(table)
+        return self._tables[name]
+
+    @property
+    def client(self) -> str:
+        """Which client made the load: "stamped", "conventional", or the name of another tool."""
+        return str(self.meta["asked"]["client"])
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in self.meta["outcomes"].items())
+        lines = [f"Run {self.meta['run_id']}: {counts}; {self.meta['ended']}", _rates(self.meta)]
+        lines += [_summary_text(self.meta["summary"]), verdict_text(self.meta["verdict"])]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        counts = ", ".join(f"{n} {outcome}" for outcome, n in self.meta["outcomes"].items())
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{escape(row[0])}</td>" + "".join(f"<td>{c}</td>" for c in row[1:])
+            for row in summary_cells(self.meta["summary"])
+        )
+        head = "".join(f"<th>{c}</th>" for c in SUMMARY_HEAD)
+        return (
+            f"<div><b>{escape(verdict_text(self.meta['verdict']))}</b><br>"
+            f"Run {escape(self.meta['run_id'])}: {escape(counts)}; {escape(self.meta['ended'])}.<br>"
+            f"{escape(_rates(self.meta))}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+        )
+
+
+def verdict_text(verdict: dict[str, Any] | None) -> str:
+    """A stored verdict as text, its word first; a run without one says so."""
+    if not verdict:
+        return "no verdict: the run has not been collected"
+    return " ".join([f"{verdict['word']}:", *verdict["sentences"]])
+
+
+def _rates(meta: dict[str, Any]) -> str:
+    rates = {k: show_rate(float("nan") if v is None else v) for k, v in meta["rates"].items()}
+    return (
+        f"requests: {rates['asked_per_s']} asked, {rates['drawn_per_s']} drawn, {rates['achieved_per_s']} achieved; "
+        f"output tokens: {rates['tokens_per_s']}"
+    )
+
+
+SUMMARY_HEAD = ("metric", "n", "mean", "p50", "p90", "p99", "note")
+
+
+def summary_cells(summary: list[dict[str, Any]]) -> list[list[str]]:
+    """A stored summary as table cells, a row a metric, times in the unit that reads best."""
+    cells = []
+    for row in summary:
+        figures = [_with_interval(row, name) for name in SUMMARY_HEAD[2:6]]
+        cells.append([row["metric"], str(row["n"]), *figures, row["note"]])
+    return cells
+
+
+def _with_interval(row: dict[str, Any], name: str) -> str:
+    value, low, high = (row[key] for key in (name, f"{name}_lo", f"{name}_hi"))
+    if value is None:
+        return "–"
+    return show_time(value) + (f" [{show_time(low)}, {show_time(high)}]" if low is not None else "")
+
+
+def _summary_text(summary: list[dict[str, Any]]) -> str:
+    table = pd.DataFrame(summary_cells(summary), columns=list(SUMMARY_HEAD))
+    return str(table.to_string(index=False))
+
+
+def to_frame(table: pa.Table) -> pd.DataFrame:
+    """An Arrow table as a frame whose integers stay integers when some are missing (`Int64`)."""
+    kinds = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
+    return table.to_pandas(types_mapper=kinds.get)
+
+
+def write_json(folder: Path, meta: dict[str, Any]) -> None:
+    """Write `run.json` whole or not at all."""
+    path = folder / "run.json"
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(meta, indent=1, allow_nan=False) + "\n")
+    os.replace(draft, path)
+
+
+def read_json(folder: Path) -> dict[str, Any]:
+    """The `run.json` of a run folder.
+
+    Raises
+    ------
+    UsageError
+        There is none, it is not JSON, or its format is newer than this package.
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        raise UsageError(f"{folder} is not a run folder: it holds no run.json")
+    try:
+        meta = json.loads(path.read_text())
+    except ValueError as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise UsageError(f"{path} is not of format {FORMAT}, the one that this version of llmprofile reads")
+    return meta
+
+
+def write_table(path: Path, parts: Iterable[pa.Table], schema: pa.Schema) -> int:
+    """Write tables one after another into one Parquet file; how many rows it got."""
+    rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for part in parts:
+            writer.write_table(part)
+            rows += part.num_rows
+    return rows
+
+
+def read_run(folder: Path | str) -> Run:
+    """The run of a folder whose captures were merged; `collect.load` also reads one that was cut short.
+
+    Raises
+    ------
+    UsageError
+        It is no run folder, or not merged.
+    """
+    folder = Path(folder)
+    meta = read_json(folder)
+    if not (folder / "requests.parquet").is_file():
+        raise UsageError(f"{folder} holds no requests.parquet: its captures were not merged")
+    return Run(folder, meta, to_frame(pq.read_table(folder / "requests.parquet")))

@@ -1,0 +1,298 @@
+"""One worker process: an event loop, a client, its part of the schedule, and what it writes down.
+
+`work` is what joblib runs. It lives in the package, so that nothing depends on a notebook's `__main__`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import gc
+import os
+import platform
+import resource
+import signal
+import sys
+import threading
+import time
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmprofile.capture import STATES, Board, CaptureWriter, Exchange, pack
+from llmprofile.clock import (
+    CycleSelector,
+    keep_stamping,
+    monotonic_ns,
+    run_precisely,
+    stamps_work,
+    wall_minus_monotonic_ns,
+)
+from llmprofile.conventional import ConventionalClient
+from llmprofile.link import Link
+from llmprofile.stamped import StampedClient
+from llmprofile.units import NS_PER_S, s_to_ns
+from llmprofile.workload import Prompts
+
+CLIENTS = {"stamped": StampedClient, "conventional": ConventionalClient}
+FLUSH_S = 0.5
+WATCH_S = 0.05
+START_TIMEOUT_S = 120.0
+_READY, _RUNNING, _DONE = (STATES.index(s) for s in ("ready", "running", "done"))
+_MOST_GARBAGE = 2_000_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """A worker's part of a run.
+
+    Attributes
+    ----------
+    folder : Path
+    run_id : str
+    worker, processes : int
+    client : str
+    link : Link
+    request_id, prompt_tokens, output_tokens : (n,) int64
+    due_ns : (n,) int64
+        From the common start; None in a closed loop.
+    slots : int or None
+        The most requests in flight.
+    duration_ns : int or None
+        When a closed loop stops sending.
+    body : tuple of bytes
+        The request's JSON around the prompt and the number of output tokens.
+    salt, warm : int
+        Of the prompts; connections to open before the start.
+    """
+
+    folder: Path
+    run_id: str
+    worker: int
+    processes: int
+    parent_pid: int
+    client: str
+    link: Link
+    request_id: np.ndarray
+    due_ns: np.ndarray | None
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    slots: int | None
+    duration_ns: int | None
+    body: tuple[bytes, bytes, bytes]
+    salt: int
+    warm: int
+
+
+def work(job: Job) -> dict[str, Any]:
+    """Run a worker's part of the load; what is worth knowing about the process that did it.
+
+    Everything measured is in the run folder when this returns.
+    """
+    with _quiet_process():
+        facts: dict[str, Any] = run_precisely(lambda selector: _Worker(job, selector).run())
+    return facts
+
+
+@contextlib.contextmanager
+def _quiet_process() -> Any:
+    """No automatic garbage collection, short thread slices, precise timers, deaf to Ctrl-C: the caller hears that."""
+    main = threading.current_thread() is threading.main_thread()
+    heard = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.0002)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(29, 1, 0, 0, 0)  # PR_SET_TIMERSLACK: 1 ns instead of 50 µs
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        sys.setswitchinterval(interval)
+        if main:
+            signal.signal(signal.SIGINT, heard)
+
+
+class _Worker:
+    """The pacing of one worker: starts requests when they are due, and keeps the books."""
+
+    def __init__(self, job: Job, selector: CycleSelector) -> None:
+        self.job = job
+        self.selector = selector
+        self.board = Board(job.folder, job.processes)
+        self.counters = self.board.row(job.worker)
+        self.prompts = Prompts(job.salt)
+        self.clock = array("q", wall_minus_monotonic_ns())
+        self.rows: list[tuple[Any, ...]] = []
+        self.flushing: asyncio.Future[None] | None = None
+        self.failure: str | None = None
+        self.next = self.in_flight = self.finished = self.failed = self.reads = 0
+        self.stopped = False
+        self.timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> dict[str, Any]:
+        self.loop = asyncio.get_running_loop()
+        self.over = asyncio.Event()
+        stamping = self.job.link.stamps and stamps_work()
+        with keep_stamping(), ThreadPoolExecutor(1) as self.thread:
+            self.writer = CaptureWriter(self.job.folder, self.job.worker)
+            self.client = CLIENTS[self.job.client](self.job.link, self._done)
+            await self.client.warm(self.job.warm)
+            await self._wait_for_start()
+            cpu_s = time.process_time()
+            self._begin()
+            await self.over.wait()
+            cpu_s = time.process_time() - cpu_s
+            await self.client.close()
+            await self._finish_writing()
+        self._count(_DONE)
+        return {"cpu_s": cpu_s, "stamping": stamping, "failure": self.failure, **_process_facts(self.job.worker)}
+
+    async def _wait_for_start(self) -> None:
+        self._count(_READY)
+        patience_ns = monotonic_ns() + s_to_ns(START_TIMEOUT_S)
+        while not self.board.start_ns:
+            await asyncio.sleep(0.002)
+            if self.board.stop or self._orphaned() or monotonic_ns() > patience_ns:
+                self.stopped = True
+                return
+
+    def _begin(self) -> None:
+        job, start_ns = self.job, self.board.start_ns
+        self.due_ns = None if job.due_ns is None else (job.due_ns + start_ns).tolist()
+        self.stop_ns = None if job.duration_ns is None else start_ns + job.duration_ns
+        self.watched_ns = self.flushed_ns = monotonic_ns()
+        self._watch()
+        if self.stopped or not len(job.request_id):
+            self._check_over()
+        elif self.due_ns is not None:
+            self._fire()
+        else:
+            for _ in range(min(job.slots or 1, len(job.request_id))):
+                self.loop.call_at(start_ns / NS_PER_S, self._start, start_ns)
+
+    def _fire(self) -> None:
+        """Start what is due; a late request is sent at once, and its lateness shows."""
+        due_ns, slots = self.due_ns, self.job.slots
+        assert due_ns is not None
+        if self.timer is not None:
+            self.timer.cancel()
+        while not self.stopped and self.next < len(due_ns):
+            if slots is not None and self.in_flight >= slots:
+                return  # the request whose slot gets free calls again
+            if due_ns[self.next] > monotonic_ns():
+                self.timer = self.loop.call_at(due_ns[self.next] / NS_PER_S, self._fire)
+                return
+            self._start(due_ns[self.next])
+
+    def _start(self, due_ns: int) -> None:
+        job, k = self.job, self.next
+        if self.stopped or k >= len(job.request_id) or (self.stop_ns is not None and due_ns >= self.stop_ns):
+            self._check_over()
+            return
+        self.next += 1
+        self.in_flight += 1
+        request_id = int(job.request_id[k])
+        before, between, after = job.body
+        text = self.prompts.text(request_id, int(job.prompt_tokens[k])).encode()
+        body = b"".join((before, text, between, b"%d" % job.output_tokens[k], after))
+        self.client.start(Exchange(request_id, due_ns), f"{job.run_id}-{request_id}".encode(), body)
+
+    def _done(self, exchange: Exchange) -> None:
+        self.rows.append(pack(exchange))
+        self.in_flight -= 1
+        self.finished += 1
+        self.failed += exchange.ended != "complete"
+        self.reads += len(exchange.reads)
+        if self.due_ns is None:
+            self.loop.call_soon(self._start, monotonic_ns())
+        elif self.job.slots is not None:
+            self.loop.call_soon(self._fire)
+        self._check_over()
+
+    def _check_over(self) -> None:
+        past = self.stop_ns is not None and monotonic_ns() >= self.stop_ns
+        if self.in_flight == 0 and (self.stopped or past or self.next >= len(self.job.request_id)):
+            self.over.set()
+
+    def _watch(self) -> None:
+        """Every 50 ms: counters out, orders in; twice a second a flush; every second the clock and the parent."""
+        if self.over.is_set():
+            return
+        self._count(_RUNNING)
+        now_ns = monotonic_ns()
+        if (self.board.stop or self.failure) and not self.stopped:
+            self._stop()
+        if now_ns - self.flushed_ns > s_to_ns(FLUSH_S) and (self.flushing is None or self.flushing.done()):
+            self.flushed_ns = now_ns
+            self._flush()
+        if now_ns - self.watched_ns > NS_PER_S:
+            self.watched_ns = now_ns
+            self.clock.extend(wall_minus_monotonic_ns())
+            if self._orphaned():
+                self._stop()
+            if gc.get_count()[0] > _MOST_GARBAGE:
+                gc.collect()
+        self.loop.call_later(WATCH_S, self._watch)
+
+    def _stop(self) -> None:
+        self.stopped = True
+        self.client.cancel()
+        self._check_over()
+
+    def _orphaned(self) -> bool:
+        try:
+            os.kill(self.job.parent_pid, 0)
+        except ProcessLookupError:
+            return True
+        return os.getppid() == 1
+
+    def _flush(self) -> None:
+        rows, self.rows = self.rows, []
+        clock, self.clock = self.clock.tobytes(), array("q")
+        write = self.writer.write
+        self.flushing = self.loop.run_in_executor(self.thread, write, rows, self.selector.take_cycles(), clock)
+        self.flushing.add_done_callback(self._note_failure)
+
+    def _note_failure(self, flushing: asyncio.Future[None]) -> None:
+        error = flushing.exception()
+        if error is not None:
+            self.failure = f"the capture could not be written: {error}"
+            self.board.stop = True
+
+    async def _finish_writing(self) -> None:
+        if self.flushing is not None:
+            await asyncio.wait([self.flushing])
+        self.clock.extend(wall_minus_monotonic_ns())
+        self._flush()
+        assert self.flushing is not None
+        await asyncio.wait([self.flushing])
+        if self.failure is None:
+            self.writer.close()
+
+    def _count(self, state: int) -> None:
+        self.counters[:] = (state, os.getpid(), self.next, self.finished, self.failed, self.in_flight, self.reads)
+
+
+def _process_facts(worker: int) -> dict[str, Any]:
+    """What a reader of the run may want to know of the process that made the load."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    at_ns, offset_ns = wall_minus_monotonic_ns()
+    return {
+        "worker": worker,
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "monotonic_ns": at_ns,
+        "wall_ns": at_ns + offset_ns,
+        "peak_memory_bytes": usage.ru_maxrss * (1024 if sys.platform == "linux" else 1),
+        "involuntary_switches": usage.ru_nivcsw,
+        "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+    }
