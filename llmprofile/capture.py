@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from llmprofile.units import MISSING_NS
 
-Read = tuple[bytes, int, bytes]
-"""(kernel stamp, CLOCK_MONOTONIC ns when the client had it, bytes)"""
+Read = tuple[bytes, int, int, bytes]
+"""(kernel stamp, CLOCK_MONOTONIC ns when the read was asked for, when the client had it, bytes)"""
 
 ENDINGS = ("complete", "eof", "reset", "timeout", "connect_error", "cancelled", "bad_framing")
 """How an exchange ended, as the client saw it; what it means for the request is decided when it is parsed."""
@@ -58,7 +58,7 @@ _SCALARS = ("request_id", "due_ns", "begun_ns", "sent_ns", "sent_last_ns", "conn
 _SCHEMA = pa.schema(
     [(name, pa.int64()) for name in _SCALARS[:6]]
     + [("reused", pa.bool_()), ("resent", pa.bool_()), ("ended", pa.string()), ("error", pa.string())]
-    + [(name, pa.large_binary()) for name in ("stamps", "seen_ns", "sizes", "bytes", "marks")]
+    + [(name, pa.large_binary()) for name in ("stamps", "asked_ns", "seen_ns", "sizes", "bytes", "marks")]
 )
 
 
@@ -71,8 +71,9 @@ def pack(exchange: Exchange) -> tuple[Any, ...]:
         exchange.error,
         b"".join([r[0] for r in reads]),
         array("q", [r[1] for r in reads]).tobytes(),
-        array("i", [len(r[2]) for r in reads]).tobytes(),
-        b"".join([r[2] for r in reads]),
+        array("q", [r[2] for r in reads]).tobytes(),
+        array("i", [len(r[3]) for r in reads]).tobytes(),
+        b"".join([r[3] for r in reads]),
         exchange.marks.tobytes(),
     )
 

@@ -11,7 +11,6 @@ import asyncio
 import select
 import selectors
 import socket
-import struct
 import sys
 import time
 from array import array
@@ -39,6 +38,8 @@ class StampedSocket(socket.socket):
     ----------
     stamp : bytes
         The kernel's struct timespec of the last read; sixteen zero bytes where there was none.
+    asked_ns : int
+        CLOCK_MONOTONIC before the last read: what it did not return had not arrived then.
     first_send_ns, last_send_ns : int
         CLOCK_MONOTONIC before the first and after the last `send` since `mark_request`; `MISSING_NS` before.
 
@@ -48,11 +49,12 @@ class StampedSocket(socket.socket):
     True
     """
 
-    __slots__ = ("first_send_ns", "last_send_ns", "stamp")
+    __slots__ = ("asked_ns", "first_send_ns", "last_send_ns", "stamp")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stamp = NO_STAMP
+        self.asked_ns = _PARKED
         self.first_send_ns = self.last_send_ns = _PARKED
 
     def mark_request(self) -> None:
@@ -60,11 +62,13 @@ class StampedSocket(socket.socket):
         self.first_send_ns = self.last_send_ns = _PARKED
 
     def recv(self, size: int, flags: int = 0) -> bytes:  # type: ignore[override]
+        self.asked_ns = monotonic_ns()
         data, control, _, _ = self.recvmsg(size, _CONTROL_BYTES, flags)
         self.stamp = control[0][2] if control else NO_STAMP
         return data
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:  # type: ignore[override]
+        self.asked_ns = monotonic_ns()
         count, control, _, _ = self.recvmsg_into([memoryview(buffer)[: nbytes or None]], _CONTROL_BYTES, flags)
         self.stamp = control[0][2] if control else NO_STAMP
         return count

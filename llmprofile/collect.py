@@ -1,313 +1,43 @@
 """Captures to a `Run`: parse, derive, merge.
 
-Workers' captures are parsed after the last request, one process each (`parse_worker`), batch by batch, so that memory
-stays bounded; `merge` joins the parts. `load` does both for a run that was cut short.
+Workers' captures are parsed after the last request, one process each (`parsing.parse_worker`); `merge` joins the
+parts. `load` does both for a run that was cut short.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from llmprofile.api import Answer, read_answer
-from llmprofile.capture import COUNTERS, STATES, Board, read_pairs, read_requests
-from llmprofile.clock import clock_steps, stamps_ns, to_monotonic
-from llmprofile.http1 import Response, parse
-from llmprofile.metrics import derive_latencies, is_bounded, rates, summarise
-from llmprofile.records import CYCLES, EVENTS, OUTCOMES, REQUESTS, Run, read_json, read_run, write_json, write_table
-from llmprofile.sse import EventParser
-from llmprofile.units import MISSING_NS, NS_PER_S, ns_to_s
+from llmprofile.capture import STATES, Board
+from llmprofile.metrics import rates, summarise
+from llmprofile.parsing import Columns, parse_worker, request_table
+from llmprofile.records import (
+    CYCLES,
+    EVENTS,
+    OUTCOMES,
+    REQUESTS,
+    Run,
+    read_json,
+    read_run,
+    write_json,
+    write_table,
+)
+from llmprofile.units import NS_PER_S
 from llmprofile.workload import Prompts, Schedule
-
-Ints = npt.NDArray[np.int64]
-LONGEST_READ = 256 * 1024
-"""asyncio reads at most this much at once: a read of this length may have left bytes behind it."""
-_CLIENT_OUTCOMES = {"connect_error", "timeout", "cancelled"}
-_NO_INT = MISSING_NS
 
 
 def write_schedule(folder: Path, schedule: Schedule) -> None:
     """Keep the schedule beside the captures until they are merged."""
     columns = {name: getattr(schedule, name) for name in ("due_s", "prompt_tokens", "output_tokens", "worker", "stage")}
     pq.write_table(pa.table(columns), folder / "capture" / "schedule.parquet")
-
-
-@dataclass(frozen=True)
-class _Stamps:
-    """All reads of a batch of requests, one after another."""
-
-    starts: Ints  # of each request's reads; one more than requests
-    wire_ns: Ints
-    wire_lo_ns: Ints
-    seen_ns: Ints
-    cycle: Ints
-
-    def of(self, k: int) -> slice:
-        return slice(int(self.starts[k]), int(self.starts[k + 1]))
-
-
-def _batch_stamps(batch: dict[str, list[Any]], cycles: Ints, offsets: Ints) -> _Stamps:
-    seen_ns = np.frombuffer(b"".join(batch["seen_ns"]), np.int64)
-    wall_ns = stamps_ns(b"".join(batch["stamps"]))
-    sizes = np.frombuffer(b"".join(batch["sizes"]), np.int32)
-    counts = np.array([len(b) // 8 for b in batch["seen_ns"]], np.int64)
-    starts = np.concatenate([[0], np.cumsum(counts)])
-    wire_ns = to_monotonic(wall_ns, seen_ns, offsets) if len(seen_ns) else wall_ns
-    wire_ns = _running_maximum(wire_ns, np.repeat(np.arange(len(counts)), counts))
-    cycle = np.searchsorted(cycles[:, 1], seen_ns, side="right") - 1
-    sent_ns = np.repeat(np.array(batch["sent_ns"], np.int64), counts)
-    first = np.zeros(len(seen_ns), bool)
-    first[starts[:-1][counts > 0]] = True
-    lo_ns = _earliest_ns(seen_ns, sizes, cycle, cycles[:, 0], sent_ns, first)
-    return _Stamps(starts, wire_ns, np.where(wire_ns == MISSING_NS, MISSING_NS, lo_ns), seen_ns, cycle)
-
-
-def _running_maximum(wire_ns: Ints, owner: Ints) -> Ints:
-    # per request: a shift that grows with the owner keeps one request's maximum from reaching the next
-    if not len(wire_ns):
-        return wire_ns
-    base_ns = wire_ns[wire_ns != MISSING_NS].min(initial=0)
-    span_ns = int(np.max(np.where(wire_ns == MISSING_NS, 0, wire_ns - base_ns))) + 1
-    lifted = np.where(wire_ns == MISSING_NS, -1, wire_ns - base_ns) + owner * span_ns
-    highest = np.maximum.accumulate(lifted) - owner * span_ns + base_ns
-    return np.where(wire_ns == MISSING_NS, MISSING_NS, highest)
-
-
-def _earliest_ns(seen_ns: Ints, sizes: Any, cycle: Ints, entered_ns: Ints, sent_ns: Ints, first: Any) -> Ints:
-    """When the bytes of each read can have arrived at the earliest (`wire_lo`)."""
-    before = np.concatenate([[0], seen_ns[:-1]])
-    left_some = np.concatenate([[False], sizes[:-1] >= LONGEST_READ])
-    follows = np.concatenate([[False], cycle[1:] - cycle[:-1] <= 1]) & ~first
-    # the poll before this read's found nothing here, unless it is the one that brought the read before
-    polled_ns = entered_ns[np.maximum(cycle - 1, 0)] if len(entered_ns) else np.zeros_like(seen_ns)
-    lo_ns = np.where(follows, before, np.where(cycle >= 1, polled_ns, 0))
-    lo_ns = np.where(left_some & ~first, 0, lo_ns)
-    return np.maximum(lo_ns, sent_ns)
-
-
-class _Columns:
-    """Columns of plain lists that grow a row at a time; missing integers are `MISSING_NS` until the table is made."""
-
-    def __init__(self, schema: pa.Schema, extra: tuple[str, ...] = ()) -> None:
-        self.schema = schema
-        self.lists: dict[str, list[Any]] = {name: [] for name in (*schema.names, *extra)}
-
-    def add(self, row: dict[str, Any]) -> None:
-        for name, column in self.lists.items():
-            column.append(row.get(name))
-
-    def ints(self, name: str) -> Ints:
-        return np.array([_NO_INT if v is None else v for v in self.lists[name]], np.int64)
-
-
-def parse_worker(folder: Path, worker: int, keep_text: bool = False, salt: int = 0) -> dict[str, Any]:
-    """Parse what a worker captured into Parquet parts beside its capture; counts that the run reports.
-
-    Parameters
-    ----------
-    folder : Path
-        The run folder.
-    worker : int
-    keep_text : bool
-        Whether to keep prompts and answers.
-    salt : int
-        Of the prompts.
-    """
-    cycles, offsets = read_pairs(folder, "cycles", worker), read_pairs(folder, "clock", worker)
-    cycles = cycles[np.argsort(cycles[:, 1], kind="stable")]
-    counts = {name: np.zeros(len(cycles), np.int64) for name in ("reads", "handled", "sends")}
-    facts = {"worker": worker, "reads": 0, "unstamped_reads": 0, "clock_steps": clock_steps(offsets), "bounded": 0}
-    part = folder / "capture"
-    with (
-        pq.ParquetWriter(part / f"events-{worker}.parquet", EVENTS) as events,
-        pq.ParquetWriter(part / f"answers-{worker}.parquet", REQUESTS) as requests,
-        pq.ParquetWriter(part / f"texts-{worker}.parquet", _TEXTS) as texts,
-    ):
-        for batch in read_requests(folder, worker):
-            stamps = _batch_stamps(batch, cycles, offsets)
-            table, event_table, answers = _parse_batch(batch, stamps, worker)
-            requests.write_table(table)
-            events.write_table(event_table)
-            if keep_text:
-                texts.write_table(_text_table(batch["request_id"], answers, salt))
-            _count_cycles(counts, cycles, stamps, batch, event_table)
-            facts["reads"] += len(stamps.seen_ns)
-            facts["unstamped_reads"] += int(np.sum(stamps.wire_ns == MISSING_NS))
-    rows = {"worker": np.full(len(cycles), worker), "poll_entered_ns": cycles[:, 0], "poll_returned_ns": cycles[:, 1]}
-    pq.write_table(pa.table(rows | counts, CYCLES), part / f"cycles-{worker}.parquet")
-    return facts
-
-
-_TEXTS = pa.schema([("request_id", pa.int64()), ("answer", pa.string())])
-
-
-def _text_table(ids: list[int], answers: list[Answer | None], salt: int) -> pa.Table:
-    return pa.table({"request_id": ids, "answer": [a.text if a else None for a in answers]}, _TEXTS)
-
-
-def _count_cycles(counts: dict[str, Ints], cycles: Ints, stamps: _Stamps, batch: dict[str, Any], events: Any) -> None:
-    """Add a batch's reads, handled events and sends to the cycles in which they happened."""
-    handled_ns = events["handled_ns"].drop_null().to_numpy()
-    sent_ns = np.array(batch["sent_ns"], np.int64)
-    times = {"reads": stamps.seen_ns, "handled": handled_ns, "sends": sent_ns[sent_ns != MISSING_NS]}
-    for name, at_ns in times.items():
-        turn = np.searchsorted(cycles[:, 1], at_ns, side="right") - 1
-        np.add.at(counts[name], turn[turn >= 0], 1)
-
-
-def _parse_batch(
-    batch: dict[str, list[Any]], stamps: _Stamps, worker: int
-) -> tuple[pa.Table, pa.Table, list[Answer | None]]:
-    extra = ("exact", "streamed", *(f"content_{clock}_ns" for clock in ("wire", "seen", "handled")))
-    columns, parts, answers = _Columns(REQUESTS, extra), [], []
-    for k, request_id in enumerate(batch["request_id"]):
-        exchange = {name: batch[name][k] for name in batch}
-        row, events, answer = _parse_exchange(exchange, stamps, stamps.of(k))
-        columns.add({"worker": worker, "stage": 0, "request_id": request_id} | row)
-        answers.append(answer)
-        if events is not None:
-            parts.append(events)
-    return _request_table(columns), _event_table(parts), answers
-
-
-def _parse_exchange(
-    exchange: dict[str, Any], stamps: _Stamps, own: slice
-) -> tuple[dict[str, Any], dict[str, Any] | None, Answer | None]:
-    reads = _cut(exchange["bytes"], np.frombuffer(exchange["sizes"], np.int32))
-    response = parse(reads, eof=exchange["ended"] in ("complete", "eof"))
-    connect_ns = exchange["connect_ns"]
-    row = {name: exchange[name] for name in ("due_ns", "begun_ns", "sent_ns", "sent_last_ns", "reused", "resent")}
-    row |= {"status": response.status, "connect_s": None if connect_ns == MISSING_NS else ns_to_s(connect_ns)}
-    outcome, error = exchange["ended"], exchange["error"]
-    if response.head_read is None:
-        if outcome == "bad_framing" or response.error:
-            return row | {"outcome": "stream_error", "error": response.error or error}, None, None
-        return row | {"outcome": outcome if outcome in _CLIENT_OUTCOMES else "connect_error", "error": error}, None, None
-    answer, all_ends = _read(response)
-    if outcome not in _CLIENT_OUTCOMES:
-        outcome, error = answer.outcome, answer.error or (error if answer.outcome == "truncated" else None)
-    row |= {"outcome": outcome, "error": error, "headers_ns": stamps.wire_ns[own][response.head_read]}
-    row |= {"output_tokens": answer.output_tokens, "token_source": answer.token_source}
-    row |= {"prompt_tokens": answer.usage.prompt_tokens if answer.usage else None, "streamed": answer.streamed_tokens}
-    if response.complete:
-        row["eof_ns"] = stamps.wire_ns[own][-1]
-    marks = np.frombuffer(exchange["marks"], np.int64).reshape(-1, 2)
-    if answer.ends:
-        events = _events(answer, all_ends, response, stamps, own, marks, exchange["request_id"])
-        return row | _token_stamps(events, answer), events, answer
-    if response.complete and all_ends is None:
-        row |= _body_stamps(stamps, own, marks)
-    return row, None, answer
-
-
-def _cut(data: bytes, sizes: Any) -> list[bytes]:
-    ends = np.cumsum(sizes).tolist()
-    return [data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
-
-
-def _read(response: Response) -> tuple[Answer, list[int] | None]:
-    """What a response says, and the ends of its events; None when it isn't an event stream."""
-    kind = response.headers.get("content-type", "")
-    if not kind.lower().startswith("text/event-stream"):
-        return read_answer(response.status or 0, kind, response.body, None, response.complete), None
-    parser = EventParser()
-    events = parser.feed(response.body)
-    if response.complete:  # the end of the body ends its last event; a cut does not
-        events += parser.close()
-    answer = read_answer(response.status or 0, kind, response.body, events, response.complete)
-    return answer, [end for _, end in events]
-
-
-def _events(
-    answer: Answer,
-    all_ends: list[int] | None,
-    response: Response,
-    stamps: _Stamps,
-    own: slice,
-    marks: Ints,
-    request_id: int,
-) -> dict[str, Any]:
-    """The token events of one request as columns, `exact` among them."""
-    ends = np.array(answer.ends)
-    body_ends = np.array(response.body_ends)
-    read = np.searchsorted(body_ends, ends)
-    seen_ns = stamps.seen_ns[own][read]
-    handled_ns = np.full(len(ends), MISSING_NS)
-    if len(marks):
-        event = np.searchsorted(np.array(all_ends), ends)
-        known = event < len(marks)
-        event = np.minimum(event, len(marks) - 1)
-        seen_ns = np.where(known, marks[event, 0], MISSING_NS)
-        handled_ns = np.where(known, marks[event, 1], MISSING_NS)
-    return {
-        "request_id": np.full(len(ends), request_id),
-        "read": read,
-        "cycle": stamps.cycle[own][read],
-        "wire_lo_ns": stamps.wire_lo_ns[own][read],
-        "wire_ns": stamps.wire_ns[own][read],
-        "seen_ns": seen_ns,
-        "handled_ns": handled_ns,
-        "tokens": np.array(answer.counts),
-        "bytes": np.array(answer.sizes),
-        "exact": body_ends[read] == ends,
-    }
-
-
-def _token_stamps(events: dict[str, Any], answer: Answer) -> dict[str, Any]:
-    """Stamps of the first, first content and last token of one request."""
-    clocks = ("wire", "wire_lo", "seen", "handled")
-    row = {f"first_{c}_ns": events[f"{c}_ns"][0] for c in clocks}
-    row |= {f"last_{c}_ns": events[f"{c}_ns"][-1] for c in clocks}
-    if "content" in answer.kinds:
-        content = answer.kinds.index("content")
-        row |= {f"content_{c}_ns": events[f"{c}_ns"][content] for c in clocks if c != "wire_lo"}
-    return row | {"exact": bool(events["exact"][0])}
-
-
-def _body_stamps(stamps: _Stamps, own: slice, marks: Ints) -> dict[str, Any]:
-    """The end of an answer that is not a stream: its last byte."""
-    row = {"last_wire_ns": stamps.wire_ns[own][-1], "last_wire_lo_ns": stamps.wire_lo_ns[own][-1]}
-    if len(marks):
-        return row | {"last_seen_ns": marks[-1, 0], "last_handled_ns": marks[-1, 1]}
-    return row | {"last_seen_ns": stamps.seen_ns[own][-1]}
-
-
-def _request_table(columns: _Columns) -> pa.Table:
-    names = [n for n in columns.lists if n.endswith("_ns")]
-    stamps = {name: columns.ints(name) for name in names}
-    tokens = {n: np.array([-1 if v is None else v for v in columns.lists[n]]) for n in ("streamed", "output_tokens")}
-    derived = derive_latencies(stamps, tokens["streamed"], tokens["output_tokens"])
-    exact = np.array([bool(v) for v in columns.lists["exact"]])
-    first_ns, lo_ns = stamps["first_wire_ns"], stamps["first_wire_lo_ns"]
-    bounded = is_bounded(first_ns, lo_ns, exact, derived["ttft_s"])
-    arrays = {}
-    for field in REQUESTS:
-        if field.name == "bounded":
-            arrays["bounded"] = pa.array(bounded, mask=first_ns == MISSING_NS)
-        elif field.name in derived:
-            arrays[field.name] = pa.array(derived[field.name])
-        elif field.name in stamps:
-            arrays[field.name] = pa.array(stamps[field.name], mask=stamps[field.name] == MISSING_NS)
-        elif field.name == "connect_s":
-            arrays[field.name] = pa.array([np.nan if v is None else v for v in columns.lists["connect_s"]])
-        else:
-            arrays[field.name] = pa.array(columns.lists[field.name], field.type)
-    return pa.table(arrays, REQUESTS)
-
-
-def _event_table(parts: list[dict[str, Any]]) -> pa.Table:
-    if not parts:
-        return EVENTS.empty_table()
-    joined = {name: np.concatenate([p[name] for p in parts]) for name in EVENTS.names}
-    return pa.table({n: pa.array(v, mask=v == MISSING_NS) for n, v in joined.items()}, EVENTS)
 
 
 def _unanswered(folder: Path, meta: dict[str, Any], known: set[int]) -> pa.Table:
@@ -317,7 +47,7 @@ def _unanswered(folder: Path, meta: dict[str, Any], known: set[int]) -> pa.Table
     begun, done = board.column("begun"), board.column("state") == STATES.index("done")
     closed = meta["asked"]["concurrency"] is not None and meta["asked"]["rate_per_s"] is None
     open_ended = closed and meta["asked"]["duration_s"] is not None
-    columns = _Columns(REQUESTS, ("exact", "streamed", *(f"content_{c}_ns" for c in ("wire", "seen", "handled"))))
+    columns = Columns()
     position = np.zeros(len(begun), np.int64)
     for request_id, (worker, due_s) in enumerate(zip(schedule["worker"], schedule["due_s"], strict=True)):
         started = position[worker] < begun[worker]
@@ -328,7 +58,7 @@ def _unanswered(folder: Path, meta: dict[str, Any], known: set[int]) -> pa.Table
         due_ns = None if closed or not board.start_ns else board.start_ns + round(due_s * NS_PER_S)
         row = {"request_id": request_id, "worker": worker, "stage": schedule["stage"][request_id]}
         columns.add(row | {"due_ns": due_ns, "outcome": outcome, "error": _WHY_NOT[outcome]})
-    return _request_table(columns)
+    return request_table(columns)
 
 
 _WHY_NOT = {"lost": "its worker died before it was written down", "unsent": "the run ended before it was sent"}
@@ -373,7 +103,7 @@ def merge(folder: Path, facts: list[dict[str, Any]], ended: str) -> Run:
     meta["summary"] = summarise(run)
     write_json(folder, meta)
     shutil.rmtree(folder / "capture")
-    return run
+    return replace(run, meta=meta)
 
 
 def _part(folder: Path, what: str, worker: int) -> pa.Table:

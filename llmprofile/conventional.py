@@ -35,8 +35,9 @@ class _Handler(ResponseHandler):
     exchange: Exchange | None = None
 
     def data_received(self, data: bytes) -> None:
-        if self.exchange is not None and self.sock is not None:
-            self.exchange.reads.append((self.sock.stamp, monotonic_ns(), data))
+        # aiohttp calls this without bytes as well, when it resumes reading
+        if data and self.exchange is not None and self.sock is not None:
+            self.exchange.reads.append((self.sock.stamp, self.sock.asked_ns, monotonic_ns(), data))
         super().data_received(data)
 
     def hand_over(self, exchange: Exchange | None) -> None:

@@ -26,13 +26,14 @@ import numpy as np
 from joblib.externals.loky import get_reusable_executor
 from tqdm.auto import tqdm
 
-from llmprofile.api import Target, body_template, parse_target, request_head
+from llmprofile.api import Target, body_template, parse_target
 from llmprofile.capture import STATES, Board
 from llmprofile.clock import monotonic_ns
-from llmprofile.collect import merge, parse_worker, write_schedule
+from llmprofile.collect import merge, write_schedule
 from llmprofile.errors import LlmprofileError, UsageError, one_of, positive
 from llmprofile.link import Link
 from llmprofile.machine import machine_counters, machine_facts, versions
+from llmprofile.parsing import parse_worker
 from llmprofile.preflight import check_descriptors, check_folder, first_model, reach
 from llmprofile.records import FORMAT, Run, write_json
 from llmprofile.trust import verdict
@@ -165,7 +166,6 @@ def start_load(
     folder = check_folder(out, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{run_id}")
     link = dataclasses.replace(
         reach(target, connect_timeout_s),
-        head=request_head(target),
         stamps=stamps,
         fresh=fresh,
         stream=stream,

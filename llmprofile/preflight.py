@@ -10,7 +10,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from llmprofile.api import Target, tls_context
+from llmprofile.api import Target, request_head, request_headers, tls_context
 from llmprofile.errors import UsageError
 from llmprofile.link import Link, resolve
 
@@ -38,7 +38,7 @@ def reach(target: Target, timeout_s: float) -> Link:
             except OSError as error:
                 failure = error
             else:
-                return Link(target.url, addresses, b"", target.headers, connect_timeout_s=timeout_s)
+                return Link(target.url, addresses, request_head(target), request_headers(target), connect_timeout_s=timeout_s)
     raise UsageError(_why_unreachable(target, failure))
 
 

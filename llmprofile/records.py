@@ -19,12 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmprofile.errors import UsageError
+from llmprofile.latency import CLOCKS, LATENCIES, SUFFIX
 from llmprofile.units import show_rate, show_time
 
 FORMAT = 1
-CLOCKS = ("wire", "seen", "handled")
-SUFFIX = {"wire": "_s", "seen": "_seen_s", "handled": "_handled_s"}
-LATENCIES = ("ttft", "first_content", "ttft_due", "e2e", "e2e_due", "tpot", "ntpot")
 OUTCOMES = (
     *("ok", "http_error", "stream_error", "truncated", "timeout", "connect_error"),
     *("cancelled", "unsent", "lost"),

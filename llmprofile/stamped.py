@@ -49,7 +49,7 @@ class _Connection(asyncio.Protocol):
         if self.exchange is None:  # bytes that nobody asked for: the connection can't be trusted any more
             self.transport.abort()
             return
-        self.reads.append((self.sock.stamp, monotonic_ns(), data))
+        self.reads.append((self.sock.stamp, self.sock.asked_ns, monotonic_ns(), data))
         try:
             if self.watch.feed(data):
                 self.client.complete(self)
@@ -214,5 +214,5 @@ class StampedClient:
 
 def has_token(reads: list[Read]) -> bool:
     """Whether what has been read so far holds a token."""
-    body = parse([r[2] for r in reads], eof=False).body
+    body = parse([r[3] for r in reads], eof=False).body
     return any(read_event(data).kind in TOKEN_KINDS for data, _ in EventParser().feed(body))

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from llmprofile.errors import one_of
+from llmprofile.latency import CLOCKS, SUFFIX
 from llmprofile.metrics import run_clock
-from llmprofile.records import CLOCKS, SUFFIX, Run
+from llmprofile.records import Run
 from llmprofile.units import show_rate, show_time
 
 WORDS = ("trustworthy", "biased", "invalid")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
 import gc
 import os
 import platform
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from llmprofile.api import Target, tls_context
 from llmprofile.capture import STATES, Board, CaptureWriter, Exchange, pack
 from llmprofile.clock import (
     CycleSelector,
@@ -57,6 +59,8 @@ class Job:
     run_id : str
     worker, processes : int
     client : str
+    target : Target
+        For a TLS context of the worker's own: contexts don't travel between processes.
     link : Link
     request_id, prompt_tokens, output_tokens : (n,) int64
     due_ns : (n,) int64
@@ -77,6 +81,7 @@ class Job:
     processes: int
     parent_pid: int
     client: str
+    target: Target
     link: Link
     request_id: np.ndarray
     due_ns: np.ndarray | None
@@ -144,7 +149,9 @@ class _Worker:
         stamping = self.job.link.stamps and stamps_work()
         with keep_stamping(), ThreadPoolExecutor(1) as self.thread:
             self.writer = CaptureWriter(self.job.folder, self.job.worker)
-            self.client = CLIENTS[self.job.client](self.job.link, self._done)
+            tls = tls_context(self.job.target)
+            link = dataclasses.replace(self.job.link, tls=tls, server_hostname=self.job.target.host if tls else None)
+            self.client = CLIENTS[self.job.client](link, self._done)
             await self.client.warm(self.job.warm)
             await self._wait_for_start()
             cpu_s = time.process_time()

@@ -1,0 +1,40 @@
+"""Measure LLM servers from a notebook, and the error of the measurement with them.
+
+Names are loaded when first used: a worker process that only sends requests need not import plotting.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOMES = {
+    "clock": (),
+    "collect": ("load",),
+    "errors": ("LlmprofileError", "LlmprofileWarning", "UsageError"),
+    "launch": ("run_load", "start_load", "Load", "Progress"),
+    "metrics": ("summary", "inter_token_s"),
+    "records": ("Run",),
+    "server": ("ReferenceServer",),
+    "trust": ("Verdict", "verdict"),
+    "workload": (
+        *("ClosedLoop", "Constant", "Gamma", "Poisson"),
+        *("Empirical", "Fixed", "Lognormal", "Normal", "Uniform"),
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted([*_HOME_OF, "plots"])
+
+
+def __getattr__(name: str) -> Any:
+    if name == "plots":
+        return importlib.import_module("llmprofile.plots")
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(f"llmprofile.{_HOME_OF[name]}"), name)
+    raise AttributeError(f"module 'llmprofile' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
