@@ -9,13 +9,13 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "clock": (),
     "collect": ("load",),
     "errors": ("LlmprofileError", "LlmprofileWarning", "UsageError"),
-    "launch": ("run_load", "start_load", "Load", "Progress"),
+    "launch": ("run_load", "start_load"),
     "metrics": ("summary", "inter_token_s"),
     "records": ("Run",),
     "server": ("ReferenceServer",),
+    "supervise": ("Load", "Progress"),
     "trust": ("Verdict", "verdict"),
     "workload": (
         *("ClosedLoop", "Constant", "Gamma", "Poisson"),

@@ -152,7 +152,7 @@ def block_intervals(
     span_s = float(at_s.max() - at_s.min()) if len(values) > 1 else 0.0
     blocks = span_s / block_s
     if blocks < BLOCKS_AT_LEAST:
-        return nothing, f"too short for an interval: {blocks:.1f} blocks of {block_s:.3g} s, of {BLOCKS_AT_LEAST}"
+        return nothing, f"too short for an interval, which takes {BLOCKS_AT_LEAST} blocks of {block_s:.3g} s"
     cells = math.ceil(blocks * CELLS_PER_BLOCK)
     cell = np.minimum(((at_s - at_s.min()) / span_s * cells).astype(int), cells - 1)
     levels, bins = _bin(values)

@@ -91,23 +91,24 @@ class Run:
         return str(self.meta["asked"]["client"])
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{n} {outcome}" for outcome, n in self.meta["outcomes"].items())
-        lines = [f"Run {self.meta['run_id']}: {counts}; {self.meta['ended']}", _rates(self.meta)]
-        lines += [_summary_text(self.meta["summary"]), verdict_text(self.meta["verdict"])]
-        return "\n".join(lines)
+        cells, notes = summary_cells(self.meta["summary"])
+        table = pd.DataFrame(cells, columns=[self._corner(), *SUMMARY_HEAD]).to_string(index=False)
+        return "\n".join([verdict_text(self.meta["verdict"]), *_headlines(self.meta), table, *notes])
 
     def _repr_html_(self) -> str:
-        counts = ", ".join(f"{n} {outcome}" for outcome, n in self.meta["outcomes"].items())
-        rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(row[0])}</td>" + "".join(f"<td>{c}</td>" for c in row[1:])
-            for row in summary_cells(self.meta["summary"])
-        )
-        head = "".join(f"<th>{c}</th>" for c in SUMMARY_HEAD)
+        cells, notes = summary_cells(self.meta["summary"])
+        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in cells)
+        head = "".join(f"<th>{c}</th>" for c in (self._corner(), *SUMMARY_HEAD))
+        lines = [f"<b>{escape(verdict_text(self.meta['verdict']))}</b>", *map(escape, _headlines(self.meta))]
         return (
-            f"<div><b>{escape(verdict_text(self.meta['verdict']))}</b><br>"
-            f"Run {escape(self.meta['run_id'])}: {escape(counts)}; {escape(self.meta['ended'])}.<br>"
-            f"{escape(_rates(self.meta))}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+            f"<div>{'<br>'.join(lines)}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+            f"<small>{'<br>'.join(map(escape, notes))}</small></div>"
         )
+
+    def _corner(self) -> str:
+        """What the table's first column is headed: the clock that its figures are read on."""
+        summary = self.meta["summary"]
+        return f"{summary[0]['clock']} clock" if summary else "metric"
 
 
 def verdict_text(verdict: dict[str, Any] | None) -> str:
@@ -117,24 +118,33 @@ def verdict_text(verdict: dict[str, Any] | None) -> str:
     return " ".join([f"{verdict['word']}:", *verdict["sentences"]])
 
 
-def _rates(meta: dict[str, Any]) -> str:
-    rates = {k: show_rate(float("nan") if v is None else v) for k, v in meta["rates"].items()}
-    return (
-        f"requests: {rates['asked_per_s']} asked, {rates['drawn_per_s']} drawn, {rates['achieved_per_s']} achieved; "
-        f"output tokens: {rates['tokens_per_s']}"
-    )
+def _headlines(meta: dict[str, Any]) -> list[str]:
+    """What became of the requests, and how fast they went."""
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in meta["outcomes"].items())
+    words = {"asked_per_s": "asked", "drawn_per_s": "drawn", "achieved_per_s": "achieved", "tokens_per_s": "tokens"}
+    rates = [f"{show_rate(meta['rates'][k])} {word}" for k, word in words.items() if meta["rates"].get(k) is not None]
+    ended = "" if meta["ended"] == "complete" else f"; {meta['ended'] or 'not collected'}"
+    return [f"run {meta['run_id']}: {counts or 'nothing yet'}{ended}", ", ".join(rates)]
 
 
-SUMMARY_HEAD = ("metric", "n", "mean", "p50", "p90", "p99", "note")
+SUMMARY_HEAD = ("n", "mean", "p50", "p90", "p99")
 
 
-def summary_cells(summary: list[dict[str, Any]]) -> list[list[str]]:
-    """A stored summary as table cells, a row a metric, times in the unit that reads best."""
-    cells = []
-    for row in summary:
-        figures = [_with_interval(row, name) for name in SUMMARY_HEAD[2:6]]
-        cells.append([row["metric"], str(row["n"]), *figures, row["note"]])
-    return cells
+def summary_cells(summary: list[dict[str, Any]]) -> tuple[list[list[str]], list[str]]:
+    """A stored summary as table cells, a row a metric that has values; and its notes, each once.
+
+    Times are in the unit that reads best, with their intervals in brackets.
+    """
+    shown = [row for row in summary if row["n"]]
+    cells = [[row["metric"], str(row["n"]), *(_with_interval(row, s) for s in SUMMARY_HEAD[1:])] for row in shown]
+    owners: dict[str, list[str]] = {}
+    for row in shown:
+        for note in filter(None, row["note"].split("; ")):
+            owners.setdefault(note, []).append(row["metric"])
+    notes = [
+        note if len(metrics) == len(shown) else f"{', '.join(metrics)}: {note}" for note, metrics in owners.items()
+    ]
+    return cells, notes
 
 
 def _with_interval(row: dict[str, Any], name: str) -> str:
@@ -142,11 +152,6 @@ def _with_interval(row: dict[str, Any], name: str) -> str:
     if value is None:
         return "–"
     return show_time(value) + (f" [{show_time(low)}, {show_time(high)}]" if low is not None else "")
-
-
-def _summary_text(summary: list[dict[str, Any]]) -> str:
-    table = pd.DataFrame(summary_cells(summary), columns=list(SUMMARY_HEAD))
-    return str(table.to_string(index=False))
 
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
