@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Collection
+from numbers import Integral, Real
 
 
 class LlmprofileError(Exception):
@@ -39,9 +41,9 @@ def positive(name: str, value: float, unit: str = "") -> float:
     >>> positive("rate_per_s", 200.0)
     200.0
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) and not hasattr(value, "__float__"):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise UsageError(f"{name} must be a number above 0{unit}; not {value!r}")
-    if not (math.isfinite(value) and value > 0):
+    if not 0 < value < math.inf or (isinstance(value, int) and value > sys.float_info.max):
         raise UsageError(f"{name} must be a number above 0{unit}; not {value}")
     return value
 
@@ -54,6 +56,6 @@ def whole(name: str, value: int, least: int = 1) -> int:
     >>> whole("processes", 4)
     4
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise UsageError(f"{name} must be a whole number of at least {least}; not {value!r}")
     return int(value)

@@ -75,4 +75,5 @@ def show_rate(per_s: float) -> str:
     >>> show_rate(400.0), show_rate(float("nan"))
     ('400/s', '–')
     """
-    return "–" if math.isnan(per_s) else f"{per_s:,.4g}/s" if per_s < 1e4 else f"{per_s:,.0f}/s"
+    # from 9999.5 on four digits would be shown as 1e+04
+    return "–" if math.isnan(per_s) else f"{per_s:,.4g}/s" if per_s < 9999.5 else f"{per_s:,.0f}/s"
