@@ -169,5 +169,3 @@ def _demo(args: argparse.Namespace) -> int:
 
     print(run_demo(args.out))
     return DONE
-
-

@@ -61,25 +61,25 @@ class StampedSocket(socket.socket):
         """Forget the sends of the request before."""
         self.first_send_ns = self.last_send_ns = _PARKED
 
-    def recv(self, size: int, flags: int = 0) -> bytes:  # type: ignore[override]
+    def recv(self, size: int, flags: int = 0) -> bytes:
         self.asked_ns = monotonic_ns()
         data, control, _, _ = self.recvmsg(size, _CONTROL_BYTES, flags)
         self.stamp = control[0][2] if control else NO_STAMP
         return data
 
-    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:  # type: ignore[override]
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         self.asked_ns = monotonic_ns()
         count, control, _, _ = self.recvmsg_into([memoryview(buffer)[: nbytes or None]], _CONTROL_BYTES, flags)
         self.stamp = control[0][2] if control else NO_STAMP
         return count
 
-    def send(self, data: Any, flags: int = 0) -> int:  # type: ignore[override]
+    def send(self, data: Any, flags: int = 0) -> int:
         before_ns = monotonic_ns()
         count = super().send(data, flags)
         self._sent(before_ns)
         return count
 
-    def sendmsg(self, buffers: Any, *args: Any) -> int:  # type: ignore[override]
+    def sendmsg(self, buffers: Any, *args: Any) -> int:
         before_ns = monotonic_ns()
         count = super().sendmsg(buffers, *args)
         self._sent(before_ns)
@@ -244,7 +244,7 @@ def clock_steps(offsets: npt.NDArray[np.int64]) -> int:
     return int(np.sum(np.abs(np.diff(offsets[:, 1])) > STEP_NS))
 
 
-class CycleSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc]
+class CycleSelector(selectors.DefaultSelector):
     """A selector that waits with microseconds and notes each turn of its loop.
 
     `epoll_wait` rounds waits up to a millisecond, which would make every send half a millisecond late. Waiting on
@@ -260,7 +260,7 @@ class CycleSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc
         super().__init__()
         self.entered_ns = array("q")
         self.returned_ns = array("q")
-        self._descriptor = self.fileno() if hasattr(self, "fileno") else None
+        self._descriptor: int | None = self.fileno() if hasattr(self, "fileno") else None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self.entered_ns.append(monotonic_ns())
@@ -279,7 +279,7 @@ class CycleSelector(selectors.DefaultSelector):  # type: ignore[valid-type, misc
             if ready:
                 return ready
         left_s = (until_ns - monotonic_ns()) / NS_PER_S
-        if left_s > 0:
+        if left_s > 0 and self._descriptor is not None:
             select.select([self._descriptor], [], [], left_s)
         return super().select(0)
 

@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 
-from llmprofile.api import TOKEN_KINDS, read_event
+from llmprofile.answers import TOKEN_KINDS, read_event
 from llmprofile.capture import Exchange
 from llmprofile.clock import StampedSocket, monotonic_ns, stamped_socket
 from llmprofile.link import Link
@@ -60,18 +60,21 @@ class _Connector(aiohttp.TCPConnector):
             ssl=link.tls if link.tls is not None else True,
             socket_factory=lambda info: stamped_socket(info[0], link.stamps),
         )
-        self._factory = functools.partial(_Handler, loop=asyncio.get_running_loop())
+        # aiohttp has no public way to another protocol; a test fails when this one is gone
+        self._factory = functools.partial(_Handler, loop=asyncio.get_running_loop())  # type: ignore[assignment]
         self.owners: dict[Exchange, _Handler] = {}
 
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
         began_ns = monotonic_ns()
         connection = await super().connect(req, traces, timeout)
-        exchange, handler = _current.get(), connection.protocol
+        exchange, handler, transport = _current.get(), connection.protocol, connection.transport
+        assert isinstance(handler, _Handler)
+        assert transport is not None
         exchange.reused = handler.sock is not None
         if not exchange.reused:
             exchange.connect_ns = monotonic_ns() - began_ns
             # asyncio hands out a TransportSocket, which wraps the socket that we made
-            handler.sock = connection.transport.get_extra_info("socket")._sock
+            handler.sock = transport.get_extra_info("socket")._sock
         handler.hand_over(exchange)
         self.owners[exchange] = handler
         return connection

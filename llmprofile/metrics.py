@@ -20,6 +20,7 @@ from llmprofile.units import MISSING_NS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Intervals = dict[str, tuple[float | None, float | None]]
 
 BLOCKS_AT_LEAST = 20
 CELLS_PER_BLOCK = 10
@@ -27,7 +28,6 @@ RESAMPLES = 500
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 STATISTICS = ("mean", *QUANTILES)
 SUMMARY_METRICS = (*LATENCIES, "itl", "lateness", "connect")
-
 
 
 def run_clock(run: Run) -> str:
@@ -138,17 +138,17 @@ def describe(values: Floats, at_s: Floats, block_s: float) -> dict[str, Any]:
 
 def block_intervals(
     values: Floats, at_s: Floats, block_s: float, level: float = 0.95
-) -> tuple[dict[str, tuple[float | None, float | None]], str]:
+) -> tuple[Intervals, str]:
     """Percentile intervals of the mean and quantiles by a moving-block bootstrap over time (Künsch 1989).
 
-    Values are counted into fine bins of their own quantiles (exact up to 4000 different values), in cells of a tenth of a
-    block; a resample is a sum of runs of ten cells that start anywhere.
+    Values are counted into fine bins of their own quantiles (exact up to 4000 different values), in cells of a
+    tenth of a block; a resample is a sum of runs of ten cells that start anywhere.
 
     Returns
     -------
     dict of name to (low, high), and a sentence where there are fewer than 20 blocks: then all are None.
     """
-    nothing: dict[str, tuple[float | None, float | None]] = {name: (None, None) for name in STATISTICS}
+    nothing: Intervals = dict.fromkeys(STATISTICS, (None, None))
     span_s = float(at_s.max() - at_s.min()) if len(values) > 1 else 0.0
     blocks = span_s / block_s
     if blocks < BLOCKS_AT_LEAST:
@@ -164,8 +164,8 @@ def block_intervals(
     cumulated = np.cumsum(per_bin, axis=1)
     draws = {"mean": weights @ sums / totals}
     draws |= {name: levels[(cumulated >= q * totals[:, None]).argmax(axis=1)] for name, q in QUANTILES.items()}
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    return {name: tuple(map(float, np.quantile(d, tails))) for name, d in draws.items()}, ""  # type: ignore[misc]
+    ends = {name: np.quantile(d, [(1 - level) / 2, (1 + level) / 2]) for name, d in draws.items()}
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}, ""
 
 
 def _bin(values: Floats, most: int = 4000) -> tuple[Floats, Ints]:

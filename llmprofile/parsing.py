@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from llmprofile.api import Answer, read_answer
+from llmprofile.answers import Answer, read_answer
 from llmprofile.capture import read_pairs, read_requests
 from llmprofile.clock import clock_steps, stamps_ns, to_monotonic
 from llmprofile.http1 import Response, parse
@@ -180,7 +180,11 @@ def _parse_exchange(
     if response.head_read is None:
         if outcome == "bad_framing" or response.error:
             return row | {"outcome": "stream_error", "error": response.error or error}, None, None
-        return row | {"outcome": outcome if outcome in _CLIENT_OUTCOMES else "connect_error", "error": error}, None, None
+        return (
+            row | {"outcome": outcome if outcome in _CLIENT_OUTCOMES else "connect_error", "error": error},
+            None,
+            None,
+        )
     answer, all_ends = _read(response)
     if outcome not in _CLIENT_OUTCOMES:
         outcome, error = answer.outcome, answer.error or (error if answer.outcome == "truncated" else None)
@@ -271,9 +275,12 @@ def _body_stamps(stamps: _Stamps, own: slice, marks: Ints) -> dict[str, Any]:
 
 
 def request_table(columns: Columns) -> pa.Table:
+    """The rows as a table, their latencies derived."""
     names = [n for n in columns.lists if n.endswith("_ns")]
     stamps = {name: columns.ints(name) for name in names}
-    tokens = {n: np.array([-1 if v is None else v for v in columns.lists[n]], np.int64) for n in ("streamed", "output_tokens")}
+    tokens = {
+        n: np.array([-1 if v is None else v for v in columns.lists[n]], np.int64) for n in ("streamed", "output_tokens")
+    }
     derived = derive_latencies(stamps, tokens["streamed"], tokens["output_tokens"])
     exact = np.array([bool(v) for v in columns.lists["exact"]], bool)
     first_ns, lo_ns = stamps["first_wire_ns"], stamps["first_wire_lo_ns"]

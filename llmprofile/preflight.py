@@ -38,7 +38,9 @@ def reach(target: Target, timeout_s: float) -> Link:
             except OSError as error:
                 failure = error
             else:
-                return Link(target.url, addresses, request_head(target), request_headers(target), connect_timeout_s=timeout_s)
+                return Link(
+                    target.url, addresses, request_head(target), request_headers(target), connect_timeout_s=timeout_s
+                )
     raise UsageError(_why_unreachable(target, failure))
 
 

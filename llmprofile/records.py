@@ -7,7 +7,6 @@ CLOCK_MONOTONIC on the worker's machine (columns `_ns`, null when missing), deri
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from html import escape
@@ -28,8 +27,9 @@ OUTCOMES = (
     *("cancelled", "unsent", "lost"),
 )
 
-_STAMPS = ("due_ns", "begun_ns", "sent_ns", "sent_last_ns", "headers_ns", "eof_ns") + tuple(
-    f"{token}_{clock}_ns" for token in ("first", "last") for clock in ("wire", "wire_lo", "seen", "handled")
+_STAMPS = (
+    *("due_ns", "begun_ns", "sent_ns", "sent_last_ns", "headers_ns", "eof_ns"),
+    *(f"{token}_{clock}_ns" for token in ("first", "last") for clock in ("wire", "wire_lo", "seen", "handled")),
 )
 REQUESTS = pa.schema(
     [("request_id", pa.int64()), ("worker", pa.int64()), ("stage", pa.int64())]
@@ -165,7 +165,7 @@ def write_json(folder: Path, meta: dict[str, Any]) -> None:
     path = folder / "run.json"
     draft = path.with_suffix(".tmp")
     draft.write_text(json.dumps(meta, indent=1, allow_nan=False) + "\n")
-    os.replace(draft, path)
+    draft.replace(path)
 
 
 def read_json(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from llmprofile.api import TOKEN_KINDS, read_event
+from llmprofile.answers import TOKEN_KINDS, read_event
 from llmprofile.capture import Exchange, Read
 from llmprofile.clock import StampedSocket, monotonic_ns
 from llmprofile.http1 import EndWatch, HttpError, parse

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shutil
 import sys
 import threading
@@ -53,12 +52,10 @@ class Load:
     It runs in threads of its own, so that a cell that starts it returns and a Stop button can be heard.
     """
 
-    def __init__(
-        self, folder: Path, meta: dict[str, Any], schedule: Schedule, jobs: list[Job], progress: bool
-    ) -> None:
+    def __init__(self, folder: Path, meta: dict[str, Any], schedule: Schedule, jobs: list[Job], progress: bool) -> None:
         self.folder = folder
         self._meta, self._schedule, self._jobs, self._show = meta, schedule, jobs, progress
-        os.makedirs(folder / "capture")
+        (folder / "capture").mkdir(parents=True)
         write_schedule(folder, schedule)
         write_json(folder, meta)
         self._board = Board(folder, len(jobs), create=True)
@@ -122,7 +119,9 @@ class Load:
 
     def _watch_bar(self) -> None:
         disable = not self._show or not (_in_notebook() or sys.stderr.isatty())
-        total = None if self._meta["asked"]["n"] is None and not self._meta["asked"]["rate_per_s"] else len(self._schedule)
+        total = (
+            None if self._meta["asked"]["n"] is None and not self._meta["asked"]["rate_per_s"] else len(self._schedule)
+        )
         with tqdm(total=total, unit="request", desc="load", disable=disable, leave=False) as bar:
             while not self._over.wait(0.1):
                 now = self.progress

@@ -41,7 +41,10 @@ from llmprofile.stamped import StampedClient
 from llmprofile.units import NS_PER_S, s_to_ns
 from llmprofile.workload import Prompts
 
-CLIENTS = {"stamped": StampedClient, "conventional": ConventionalClient}
+CLIENTS: dict[str, type[StampedClient] | type[ConventionalClient]] = {
+    "stamped": StampedClient,
+    "conventional": ConventionalClient,
+}
 FLUSH_S = 0.5
 WATCH_S = 0.05
 START_TIMEOUT_S = 120.0
@@ -101,7 +104,18 @@ def work(job: Job) -> dict[str, Any]:
     """
     with _quiet_process():
         facts: dict[str, Any] = run_precisely(lambda selector: _Worker(job, selector).run())
+    if _orphaned(job):
+        os._exit(1)  # nobody is left to take the result, or to end this process
     return facts
+
+
+def _orphaned(job: Job) -> bool:
+    """Whether the process that asked for the work is gone."""
+    try:
+        os.kill(job.parent_pid, 0)
+    except ProcessLookupError:
+        return True
+    return os.getppid() == 1
 
 
 @contextlib.contextmanager
@@ -168,7 +182,7 @@ class _Worker:
         patience_ns = monotonic_ns() + s_to_ns(START_TIMEOUT_S)
         while not self.board.start_ns:
             await asyncio.sleep(0.002)
-            if self.board.stop or self._orphaned() or monotonic_ns() > patience_ns:
+            if self.board.stop or _orphaned(self.job) or monotonic_ns() > patience_ns:
                 self.stopped = True
                 return
 
@@ -244,7 +258,7 @@ class _Worker:
         if now_ns - self.watched_ns > NS_PER_S:
             self.watched_ns = now_ns
             self.clock.extend(wall_minus_monotonic_ns())
-            if self._orphaned():
+            if _orphaned(self.job):
                 self._stop()
             if gc.get_count()[0] > _MOST_GARBAGE:
                 gc.collect()
@@ -254,13 +268,6 @@ class _Worker:
         self.stopped = True
         self.client.cancel()
         self._check_over()
-
-    def _orphaned(self) -> bool:
-        try:
-            os.kill(self.job.parent_pid, 0)
-        except ProcessLookupError:
-            return True
-        return os.getppid() == 1
 
     def _flush(self) -> None:
         rows, self.rows = self.rows, []

@@ -25,7 +25,8 @@ MOST_CLOSED_REQUESTS = 1_000_000
 class OpenLaw(Protocol):
     """An arrival law: due times that do not depend on the answers."""
 
-    rate_per_s: float
+    @property
+    def rate_per_s(self) -> float: ...
 
     def due_s(self, n: int, rng: np.random.Generator) -> Floats: ...
 

@@ -22,7 +22,7 @@ PACKAGE = Path(llmprofile.__file__).parent
 # The floors of the package, lowest first: a module imports from floors below its own.
 LAYERS = (
     ("errors", "units"),
-    ("api", "capture", "clock", "http1", "latency", "machine", "queueing", "sse", "workload"),
+    ("answers", "api", "capture", "clock", "http1", "latency", "machine", "queueing", "sse", "workload"),
     ("link", "records"),
     ("conventional", "metrics", "parsing", "preflight", "stamped"),
     ("collect", "fitting", "importers", "worker"),
@@ -144,8 +144,7 @@ def hidden_imports(sources: Sources) -> list[str]:
         f"{module} imports by name in line {node.lineno}"
         for module, source in sources.items()
         for node in ast.walk(ast.parse(source))
-        if module != "__init__"
-        and getattr(node, "attr", getattr(node, "id", "")) in {"import_module", "__import__"}
+        if module != "__init__" and getattr(node, "attr", getattr(node, "id", "")) in {"import_module", "__import__"}
     ]
 
 
@@ -166,9 +165,7 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def long_modules(sources: Sources) -> list[str]:
     counted = {module: code_lines(source) for module, source in sources.items()}
-    return [
-        f"{module} has {lines} lines of code" for module, lines in counted.items() if lines > LONGEST_MODULE
-    ]
+    return [f"{module} has {lines} lines of code" for module, lines in counted.items() if lines > LONGEST_MODULE]
 
 
 def code_lines(source: str) -> int:
@@ -186,11 +183,7 @@ def code_lines(source: str) -> int:
         if token.type not in nothing:
             lines.update(range(token.start[0], token.end[0] + 1))
     for node in ast.walk(ast.parse(source)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and isinstance(node.value.value, str)
-        ):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, node.end_lineno + 1))
     return len(lines)
 
