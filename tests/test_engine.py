@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from engine import MODEL, TINY_MODEL, post
 
 MAKE_MODEL = Path(__file__).parent / "engines" / "make_tiny_model.py"
@@ -52,9 +53,7 @@ def texts(events: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize(("path", "asked"), [("completions", COMPLETION), ("chat/completions", CHAT)])
-def test_engine_streams_every_token_then_usage_and_timings(
-    dasllama: str, path: str, asked: dict[str, Any]
-) -> None:
+def test_engine_streams_every_token_then_usage_and_timings(dasllama: str, path: str, asked: dict[str, Any]) -> None:
     events = streamed(f"{dasllama}/v1/{path}", asked)
     said = texts(events)
     assert len(said) == OUTPUT_TOKENS

@@ -13,11 +13,11 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from certificates import TlsFiles
 from conftest import free_port
 
-TESTS = Path(__file__).resolve().parent
-ROOT = TESTS.parent
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def readme_commands() -> list[str]:
@@ -40,12 +40,12 @@ def test_ci_runs_the_command_of_the_readme() -> None:
 
 def run_pytest(folder: Path, tests: str, no_skips: str) -> subprocess.CompletedProcess[str]:
     """Run pytest with our conftest in a folder of its own."""
-    for helper in ("conftest.py", "certificates.py", "engine.py"):
-        shutil.copy(TESTS / helper, folder)
+    for helper in ("conftest.py", "tests/certificates.py", "tests/engine.py"):
+        shutil.copy(ROOT / helper, folder)
     (folder / "test_passing.py").write_text("def test_it(): pass\n")
     (folder / "test_some.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={folder}", str(folder)]
-    environment = {**os.environ, "LLMPROFILE_NO_SKIPS": no_skips}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LLMPROFILE_NO_SKIPS": no_skips}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
