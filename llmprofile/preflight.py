@@ -28,11 +28,13 @@ def reach(target: Target, timeout_s: float) -> Link:
     addresses = resolve(target.host, target.port)
     tls = tls_context(target)
     failure: OSError | None = None
+    connected = False
     for family, address in addresses:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
             sock.settimeout(timeout_s)
             try:
                 sock.connect(address)
+                connected = True
                 if tls is not None:
                     tls.wrap_socket(sock, server_hostname=target.host).close()
             except OSError as error:
@@ -41,18 +43,19 @@ def reach(target: Target, timeout_s: float) -> Link:
                 return Link(
                     target.url, addresses, request_head(target), request_headers(target), connect_timeout_s=timeout_s
                 )
-    raise UsageError(_why_unreachable(target, failure))
+    raise UsageError(_why_unreachable(target, failure, connected))
 
 
-def _why_unreachable(target: Target, failure: OSError | None) -> str:
+def _why_unreachable(target: Target, failure: OSError | None, connected: bool) -> str:
     where = f"{target.host} port {target.port}"
     if isinstance(failure, ssl.SSLCertVerificationError):
         return (
             f"the certificate of {where} can't be trusted ({failure.verify_message}); "
             "name its authority with ca_file, or ask for no check with verify=False"
         )
-    if isinstance(failure, ssl.SSLError):
-        return f"{where} does not speak TLS ({failure.reason}); is the URL http:// rather than https://?"
+    if connected:
+        why = getattr(failure, "reason", None) or failure
+        return f"{where} does not speak TLS ({why}); is the URL http:// rather than https://?"
     if isinstance(failure, TimeoutError):
         return f"no connection to {where} within the connect timeout; is the server up and reachable?"
     return f"no connection to {where} ({failure}); is the server up?"

@@ -208,8 +208,9 @@ class StampedClient:
         self._stopping = True
         self._sweeper.cancel()
         for connection in list(self._idle):
-            connection.transport.close()
-        await asyncio.sleep(0)
+            connection.transport.abort()  # under TLS a polite close would wait for the server's
+        while self._idle:
+            await asyncio.sleep(0.001)
 
 
 def has_token(reads: list[Read]) -> bool:

@@ -189,7 +189,9 @@ class Load:
     def _parallel(self, function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[Any]:
         with joblib.parallel_config(backend=self._backend):
             tasks = (joblib.delayed(function)(*call) for call in calls)
-            return list(joblib.Parallel(n_jobs=len(calls), batch_size=1, pre_dispatch="all")(tasks))
+            # a single job would be run right here, in the caller's process: joblib makes processes from two on
+            jobs = max(2, len(calls))
+            return list(joblib.Parallel(n_jobs=jobs, batch_size=1, pre_dispatch="all")(tasks))
 
     def _collect(self, facts: list[dict[str, Any]]) -> Run:
         write_json(self.folder, self._meta)

@@ -1,0 +1,422 @@
+"""Whole runs against the reference server's own record, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from certificates import TlsFiles
+from conftest import free_port
+from joined import outside_bracket, tokens_beside_truth
+
+import llmprofile as lp
+from llmprofile.records import CYCLES, EVENTS, REQUESTS, Run, to_frame
+
+TTFT_S, ITL_S = 0.03, 0.005
+CLIENTS = ["stamped", "conventional"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[lp.ReferenceServer]:
+    with lp.ReferenceServer(ttft_s=TTFT_S, itl_s=ITL_S, cv=0.3, seed=3) as server:
+        yield server
+
+
+def load(server: lp.ReferenceServer, folder: Path, **options: Any) -> Run:
+    """A small run; options override it."""
+    asked = {"n": 60, "output_tokens": 8, "prompt_tokens": 20, "seed": 5, "out": folder / "run", "progress": False}
+    return lp.run_load(server.url, lp.Poisson(60), **(asked | options))
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_every_token_beside_the_servers_record(server: lp.ReferenceServer, tmp_path: Path, client: str) -> None:
+    run = load(server, tmp_path, client=client)
+    assert run.meta["outcomes"] == {"ok": 60}
+    both = tokens_beside_truth(run, server)
+    assert len(both) == 60 * 8
+    assert outside_bracket(both).empty
+    assert (both["wire_ns"] >= both["left_ns"]).all()
+    assert (both["seen_ns"] >= both["wire_ns"]).all()
+    # the kernel stamps inside the server's send: what lies between its two clock readings is its own lateness
+    early = both["wire_ns"] <= both["sent_ns"] + 1_000_000
+    assert early.mean() > 0.5
+    assert run.events["handled_ns"].notna().all() == (client == "conventional")
+
+
+def test_tables_are_as_documented(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    run = load(server, tmp_path, processes=2)
+    assert run.folder is not None
+    assert sorted(p.name for p in run.folder.iterdir()) == [
+        *("cycles.parquet", "events.parquet", "requests.parquet", "run.json"),
+    ]
+    for frame, schema in ((run.requests, REQUESTS), (run.events, EVENTS), (run.cycles, CYCLES)):
+        assert list(frame.columns) == schema.names
+    again = lp.load(run.folder)
+    pd.testing.assert_frame_equal(again.requests, run.requests)
+    assert again.meta == json.loads((run.folder / "run.json").read_text()) == run.meta
+    assert run.requests["request_id"].tolist() == list(range(60))
+    assert set(run.requests["worker"]) == {0, 1}
+    # what was sent, read and handled in each turn of the loops is the whole of it
+    assert run.cycles["sends"].sum() == 60
+    assert run.cycles["reads"].sum() == run.meta["reads"]
+    text = (run.folder / "run.json").read_text()
+    assert "prompt" in text and " the " not in json.loads(text)["asked"]["call"]
+
+
+def test_stamps_come_in_order(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    rows = load(server, tmp_path, client="conventional").requests
+    order = ["due_ns", "begun_ns", "sent_ns", "sent_last_ns", "headers_ns", "first_wire_ns", "last_wire_ns", "eof_ns"]
+    for earlier, later in zip(order[:-1], order[1:], strict=True):
+        assert (rows[earlier] <= rows[later]).all(), (earlier, later)
+    for token in ("first", "last"):
+        clocks = rows[[f"{token}_{c}_ns" for c in ("wire_lo", "wire", "seen", "handled")]].to_numpy(np.int64)
+        assert (np.diff(clocks, axis=1) >= 0).all()
+
+
+def test_the_parts_of_the_bias_sum_to_it(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    rows = load(server, tmp_path, client="conventional").requests
+    sending = (rows["sent_ns"] - rows["begun_ns"]).astype(float) / 1e9
+    waiting = (rows["first_seen_ns"] - rows["first_wire_ns"]).astype(float) / 1e9
+    handling = (rows["first_handled_ns"] - rows["first_seen_ns"]).astype(float) / 1e9
+    bias_s = rows["ttft_handled_s"] - rows["ttft_s"]
+    np.testing.assert_allclose(bias_s, sending + waiting + handling, atol=1e-9)
+
+
+def test_same_schedule_for_any_number_of_processes(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    runs = [load(server, tmp_path, processes=k, out=tmp_path / str(k), salt=7, n=40) for k in (1, 2, 5)]
+    due = [r.requests["due_ns"] - r.requests["due_ns"].iloc[0] for r in runs]
+    for other, times in zip(runs[1:], due[1:], strict=True):
+        assert (times == due[0]).all()
+        columns = ["request_id", "output_tokens", "prompt_tokens"]
+        pd.testing.assert_frame_equal(other.requests[columns], runs[0].requests[columns])
+    truth = server.truth()
+    asked = [truth[truth["id"].str.startswith(r.meta["run_id"])].set_index("request_id") for r in runs]
+    assert asked[0]["prompt_words"].sort_index().equals(asked[2]["prompt_words"].sort_index())
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_closed_loop_keeps_its_concurrency(server: lp.ReferenceServer, tmp_path: Path, client: str) -> None:
+    options = {"seed": 1, "out": tmp_path / "run", "progress": False, "client": client}
+    run = lp.run_load(server.url, lp.ClosedLoop(6), n=40, output_tokens=4, processes=2, **options)
+    assert run.meta["outcomes"] == {"ok": 40}
+    rows = run.requests
+    for worker in (0, 1):
+        own = rows[rows["worker"] == worker]
+        starts, ends = np.sort(own["begun_ns"].to_numpy(np.int64)), np.sort(own["eof_ns"].to_numpy(np.int64))
+        in_flight = [np.sum(starts <= t) - np.sum(ends < t) for t in starts]
+        assert max(in_flight) == 3
+    assert (rows["due_ns"] <= rows["begun_ns"]).all()
+
+
+def test_closed_loop_for_a_time(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    run = lp.run_load(
+        server.url, lp.ClosedLoop(4), duration_s=0.6, output_tokens=4, out=tmp_path / "run", progress=False
+    )
+    assert set(run.meta["outcomes"]) == {"ok"}
+    span_s = (run.requests["begun_ns"].max() - run.requests["due_ns"].min()) / 1e9
+    assert span_s < 0.6
+    # a request takes at least its schedule: no more than so many fit
+    assert 4 <= len(run.requests) <= 4 * (0.6 / 0.01 + 1)
+
+
+def test_cap_on_requests_in_flight_counts_as_lateness(tmp_path: Path) -> None:
+    """Arrivals k/10 s for k = 0…7, service 0.5 s, one at a time: Lindley says a mean wait of 1.40 s, a last of 2.8 s."""
+    with lp.ReferenceServer(ttft_s=0.5, itl_s=0.0) as slow:
+        run = lp.run_load(
+            slow.url, lp.Constant(10), n=8, output_tokens=1, max_in_flight=1, out=tmp_path / "run", progress=False
+        )
+        truth = slow.truth()
+    rows, late_s = run.requests, truth["late_ns"].sum() / 1e9
+    tolerance_s = 0.05 + late_s
+    assert rows["lateness_s"].mean() == pytest.approx(1.40, abs=tolerance_s)
+    assert rows["ttft_due_s"].mean() == pytest.approx(1.90, abs=tolerance_s)
+    assert rows["ttft_due_s"].max() == pytest.approx(3.30, abs=tolerance_s)
+    assert rows["ttft_s"].mean() == pytest.approx(0.50, abs=tolerance_s)
+
+
+def test_no_hidden_limit_on_connections(tmp_path: Path) -> None:
+    """200 requests at once, 1 s each: the longest takes 1 s, not 2."""
+    with lp.ReferenceServer(ttft_s=1.0, itl_s=0.0) as slow:
+        for client in CLIENTS:
+            run = lp.run_load(
+                slow.url,
+                lp.Constant(100_000),
+                n=200,
+                output_tokens=1,
+                client=client,
+                out=tmp_path / client,
+                progress=False,
+            )
+            assert run.meta["outcomes"] == {"ok": 200}
+            assert run.requests[f"ttft_{'handled_' if client == 'conventional' else ''}s"].max() < 1.9
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_not_a_stream(server: lp.ReferenceServer, tmp_path: Path, client: str) -> None:
+    run = load(server, tmp_path, stream=False, client=client)
+    rows = run.requests
+    assert run.meta["outcomes"] == {"ok": 60}
+    assert rows["ttft_s"].isna().all() and rows["tpot_s"].isna().all() and rows["first_wire_ns"].isna().all()
+    assert (rows["output_tokens"] == 8).all() and (rows["token_source"] == "usage").all()
+    np.testing.assert_allclose(rows["ntpot_s"], rows["e2e_s"] / 8)
+    assert run.events.empty
+    truth = server.truth().merge(rows, on="request_id", suffixes=("_server", ""))
+    truth = truth[truth["id"].str.startswith(run.meta["run_id"])]
+    assert (truth["last_wire_ns"] >= truth["last_ns_server" if "last_ns_server" in truth else "last_ns"]).all()
+    seen = "handled" if client == "conventional" else "seen"
+    assert (rows[f"last_{seen}_ns"] >= rows["last_wire_ns"]).all()
+    table = lp.summary(run)
+    assert table.loc["ttft", "n"] == 0 and table.loc["e2e", "n"] == 60
+
+
+def test_stamps_switched_off(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    run = load(server, tmp_path, stamps=False)
+    rows = run.requests
+    assert rows["first_wire_ns"].isna().all() and rows["ttft_s"].isna().all()
+    assert rows["ttft_seen_s"].notna().all() and rows["lateness_s"].notna().all()
+    table = lp.summary(run)
+    assert table.index.name == "seen clock"
+    assert table.loc["ttft", "n"] == 60
+    assert run.meta["unstamped_reads"] == run.meta["reads"] > 0
+    assert lp.verdict(run).word == "biased"
+    assert "unknown" in str(lp.verdict(run))
+    assert lp.verdict(run, "wire").word == "invalid"
+
+
+def test_chat_and_no_usage(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    run = lp.run_load(
+        server.chat_url, lp.Poisson(100), n=20, output_tokens=5, usage=False, out=tmp_path / "run", progress=False
+    )
+    assert (run.requests["output_tokens"] == 5).all()
+    assert (run.requests["token_source"] == "events").all()
+    assert run.requests["prompt_tokens"].isna().all()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_fresh_connections(server: lp.ReferenceServer, tmp_path: Path, client: str) -> None:
+    rows = load(server, tmp_path, fresh=True, client=client, n=20).requests
+    assert not rows["reused"].any()
+    assert (rows["connect_s"] > 0).all()
+    warm = load(server, tmp_path, client="stamped", n=20, out=tmp_path / "warm", warm_connections=20).requests
+    assert warm["connect_s"].isna().all()
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_tls(tls_files: TlsFiles, tmp_path: Path, client: str) -> None:
+    with lp.ReferenceServer(
+        ttft_s=0.02, itl_s=0.003, certfile=tls_files.certfile, keyfile=tls_files.keyfile
+    ) as server:
+        run = load(server, tmp_path, client=client, n=30, ca_file=str(tls_files.ca_file))
+        both = tokens_beside_truth(run, server)
+        assert run.meta["outcomes"] == {"ok": 30}
+        assert outside_bracket(both).empty
+        with pytest.raises(lp.UsageError, match="certificate"):
+            load(server, tmp_path, out=tmp_path / "refused")
+        careless = load(server, tmp_path, out=tmp_path / "careless", verify=False, n=5, client=client)
+        assert careless.meta["outcomes"] == {"ok": 5}
+    assert not (tmp_path / "refused").exists()
+
+
+def test_texts_are_kept_only_when_asked(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    run = load(server, tmp_path, keep_text=True, n=10)
+    assert run.folder is not None
+    texts = pd.read_parquet(run.folder / "texts.parquet")
+    assert len(texts) == 10
+    assert texts["prompt"].str.split().str[0].is_unique
+    assert texts["answer"].str.len().gt(0).all()
+
+
+# --- a load that is going on ---
+
+
+def test_a_load_is_watched_and_stopped(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    load_ = lp.start_load(
+        server.url, lp.Poisson(50), duration_s=60, output_tokens=4, out=tmp_path / "run", progress=False
+    )
+    waited = threading.Event()
+    while load_.progress.done < 20:
+        assert not waited.wait(0.02)
+    assert load_.progress.state == "running"
+    assert (tmp_path / "run" / "capture" / "requests-0.arrows").stat().st_mode & 0o777 == stat.S_IRUSR | stat.S_IWUSR
+    load_.stop()
+    run = load_.wait()
+    assert load_.progress.state == "done"
+    assert run.meta["ended"] == "stopped"
+    counts = run.meta["outcomes"]
+    assert counts["ok"] >= 20 and sum(counts.values()) == len(run.requests)
+    assert counts["unsent"] > 1000
+    assert not (tmp_path / "run" / "capture").exists()
+
+
+def test_works_in_a_thread_and_inside_a_running_loop(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    import asyncio
+
+    async def cell() -> Run:
+        return load(server, tmp_path, n=10)  # as in a notebook, where a loop is already running
+
+    found: list[Run] = []
+    thread = threading.Thread(target=lambda: found.append(asyncio.run(cell())))
+    thread.start()
+    thread.join(60)
+    assert found[0].meta["outcomes"] == {"ok": 10}
+
+
+# --- failures ---
+
+
+def script(url: str, folder: Path, what: str) -> subprocess.Popen[str]:
+    """A script that starts a long run of two processes, with a process group of its own."""
+    code = f"""
+        import llmprofile as lp
+        load = lp.start_load({url!r}, lp.Poisson(100), duration_s=60, output_tokens=4, processes=2,
+                             out={str(folder)!r}, progress=False)
+        {what}
+        """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def workers_of(folder: Path, processes: int = 2) -> list[int]:
+    """Pids of the workers, once the load has gone on for a while."""
+    from llmprofile.capture import Board
+
+    waited = threading.Event()
+    for _ in range(3000):
+        waited.wait(0.02)
+        if (folder / "capture" / "board.bin").exists():
+            board = Board(folder, processes)
+            if board.column("done").min() > 80:
+                return [int(p) for p in board.column("pid")]
+    raise AssertionError("the load did not start")
+
+
+def gone(pids: list[int], within_s: float) -> bool:
+    """Whether none of the processes is left before the time is up."""
+    waited = threading.Event()
+    for _ in range(int(within_s / 0.05)):
+        if not any(_alive(pid) for pid in pids):
+            return True
+        waited.wait(0.05)
+    return False
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@linux
+def test_a_worker_that_is_killed_ends_the_run_and_keeps_its_data(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    child = script(server.url, folder, "run = load.wait(); print(run.meta['ended'])")
+    pids = workers_of(folder)
+    os.kill(pids[0], 9)
+    out, _ = child.communicate(timeout=60)
+    assert out.split() == ["worker_lost"]
+    run = lp.load(folder)
+    assert run.meta["lost_workers"] >= 1
+    counts = run.meta["outcomes"]
+    assert counts["ok"] > 50 and counts["lost"] == run.meta["lost_requests"]
+    assert sum(counts.values()) == len(run.requests)
+    # at most a second of requests a worker (flushed twice a second), and those in flight
+    assert counts["lost"] < 2 * 100 * 1.5
+    assert lp.verdict(run).word == "invalid" and "died" in str(lp.verdict(run))
+    assert gone(pids, 5)
+
+
+@linux
+def test_ctrl_c_keeps_what_was_measured(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    child = script(server.url, folder, "run = load.wait(); print(run.meta['ended'], len(run.requests))")
+    pids = workers_of(folder)
+    os.killpg(child.pid, 2)
+    assert gone(pids, 5)
+    out, _ = child.communicate(timeout=60)
+    assert out.split()[0] == "interrupted"
+    run = lp.load(folder)
+    assert run.meta["outcomes"]["ok"] > 150 and run.meta["lost_requests"] == 0
+
+
+@linux
+def test_workers_do_not_outlive_their_parent_and_the_run_can_be_loaded(
+    server: lp.ReferenceServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    child = script(server.url, folder, "load.wait()")
+    pids = workers_of(folder)
+    child.kill()
+    child.communicate(timeout=10)
+    assert gone(pids, 10)
+    run = lp.load(folder)
+    assert run.meta["ended"] == "interrupted"
+    assert run.meta["outcomes"]["ok"] > 150
+    assert "no verdict" in repr(run)
+    assert not (folder / "capture").exists()
+
+
+def refused(folder: Path, match: str, *args: Any, **options: Any) -> None:
+    """The call is refused with a sentence and leaves nothing behind."""
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(lp.UsageError, match=match) as caught:
+        lp.run_load(*args, **({"out": folder / "new", "progress": False} | options))
+    assert "\n" not in str(caught.value)
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_what_is_refused(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    url, law = server.url, lp.Poisson(10)
+    (tmp_path / "old").mkdir()
+    refused(tmp_path, "not both", url, law)
+    refused(tmp_path, "not both", url, law, n=1, duration_s=1)
+    refused(tmp_path, "processes", url, law, n=1, processes=0)
+    refused(tmp_path, "client must be one of stamped, conventional; not fast", url, law, n=1, client="fast")
+    refused(tmp_path, "exists", url, law, n=1, out=tmp_path / "old")
+    refused(tmp_path, "no connection", f"http://127.0.0.1:{free_port()}/v1/completions", law, n=1)
+    refused(tmp_path, "not known", "http://no-such-host.invalid/v1/completions", law, n=1)
+    refused(tmp_path, "/v1/completions", server.base_url, law, n=1)
+    refused(tmp_path, "timeout_s", url, law, n=1, timeout_s=0)
+    refused(tmp_path, "X-Request-Id", url, law, n=1, headers={"X-Request-Id": "mine"})
+    refused(tmp_path, "TLS", url.replace("http", "https"), law, n=1, connect_timeout_s=1.0)
+    refused(tmp_path, "open files", url, lp.ClosedLoop(10**7), n=1)
+    with pytest.raises(lp.UsageError, match="rate_per_s must be a number above 0"):
+        lp.Poisson(-1)
+
+
+def test_statuses_are_outcomes(tmp_path: Path) -> None:
+    with lp.ReferenceServer(fault={"kind": "status", "status": 401}) as server:
+        for client in CLIENTS:
+            run = load(server, tmp_path, client=client, n=10, out=tmp_path / client)
+            assert run.meta["outcomes"] == {"http_error": 10}
+            assert (run.requests["status"] == 401).all()
+            assert run.requests["error"].notna().all()
+            assert lp.verdict(run).word == "invalid"
+            assert lp.summary(run)["n"].sum() == 0
+
+
+def test_a_port_that_only_listens(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/completions"
+        for client in CLIENTS:
+            run = lp.run_load(
+                *(url, lp.Constant(100), 5), client=client, timeout_s=0.4, model="m", out=tmp_path / client, progress=False
+            )
+            assert run.meta["outcomes"] == {"timeout": 5}
+            assert run.requests["error"].str.contains("0.4 s").all()
