@@ -98,9 +98,7 @@ class Script:
         segments = tuple((float(t), _raw(data)) for t, data in known.pop("segments", ()))
         times = [t for t, _ in segments]
         if not times or times[0] < 0 or times != sorted(times):
-            raise UsageError(
-                "segments of a script must be at least one [seconds, bytes], seconds rising from 0"
-            )
+            raise UsageError("segments of a script must be at least one [seconds, bytes], seconds rising from 0")
         one_of("framing of a script", known.get("framing", "chunked"), FRAMINGS)
         headers = tuple((str(k), str(v)) for k, v in dict(known.pop("headers", STREAM_HEADERS)).items())
         return cls(segments, headers=headers, **known)

@@ -25,11 +25,7 @@ def not_negative(name: str, value: float) -> float:
     >>> not_negative("cv", 0.5)
     0.5
     """
-    if (
-        isinstance(value, bool)
-        or not hasattr(value, "__float__")
-        or not (math.isfinite(value) and value >= 0)
-    ):
+    if isinstance(value, bool) or not hasattr(value, "__float__") or not (math.isfinite(value) and value >= 0):
         raise UsageError(f"{name} must be a number of at least 0; not {value!r}")
     return value
 
@@ -116,9 +112,7 @@ def struck(seed: int, number: int, share: float) -> bool:
     return share >= 1 or bool(_draws(seed, number + _FAULT_KEY).random() < share)
 
 
-def due_times(
-    pace: Pace, arrive_ns: int, n: int, number: int, stall: tuple[int, int] | None = None
-) -> list[int]:
+def due_times(pace: Pace, arrive_ns: int, n: int, number: int, stall: tuple[int, int] | None = None) -> list[int]:
     """When each of `n` sends is due on the fixed schedule: `ttft_s` after arrival, then `itl_s` apart.
 
     Absolute: a late send does not delay the next. `stall` is (index, ns): that much later from there on.
@@ -201,11 +195,7 @@ class Batch:
         decoding = len(self.running)
         if self.waiting and not decoding:
             start_ns = max(start_ns, self.waiting[0].arrive_ns)
-        while (
-            self.waiting
-            and len(self.running) < (pace.max_batch or 1)
-            and self.waiting[0].arrive_ns <= start_ns
-        ):
+        while self.waiting and len(self.running) < (pace.max_batch or 1) and self.waiting[0].arrive_ns <= start_ns:
             member = self.waiting.popleft()
             if not member.done:
                 member.admitted_ns = start_ns

@@ -117,9 +117,7 @@ def answer(style: Style, asked: Asked) -> Answer:
         return Answer([said], [0], status=fault.status, offsets_ns=[0])
     whole_reply = _streamed(style, asked) if asked.stream else _at_once(style, asked)
     reply = _with_fault(style, whole_reply, fault) if fault else whole_reply
-    length = (
-        _length(reply if fault and fault.kind == "error" else whole_reply) if style.framing == "length" else 0
-    )
+    length = _length(reply if fault and fault.kind == "error" else whole_reply) if style.framing == "length" else 0
     if style.split_s is not None:
         reply = _in_halves(reply)
     if asked.stream and (reply.tail or any(reply.sends)):

@@ -200,9 +200,7 @@ class ReferenceServer:
     def __repr__(self) -> str:
         asked = {**self._asked["pace"], **self._asked["style"], **self._asked}
         always = ("ttft_s", "itl_s", "port")
-        shown = {
-            k: asked[k] for k in ("ttft_s", "itl_s", *_DEFAULTS) if k in always or asked[k] != _DEFAULTS[k]
-        }
+        shown = {k: asked[k] for k in ("ttft_s", "itl_s", *_DEFAULTS) if k in always or asked[k] != _DEFAULTS[k]}
         return f"ReferenceServer({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def _repr_html_(self) -> str:
@@ -215,9 +213,7 @@ class ReferenceServer:
 
     def _fetch(self, forget: bool) -> Arrays:
         if not self._end.alive:
-            raise UsageError(
-                "the reference server is closed, and its record with it; ask before the block ends"
-            )
+            raise UsageError("the reference server is closed, and its record with it; ask before the block ends")
         host, port = self._reachable_host(), self._asked["port"]
         if self._asked["certfile"] is None:
             connection = http.client.HTTPConnection(host, port, timeout=_FETCH_TIMEOUT_S)
@@ -228,9 +224,7 @@ class ReferenceServer:
             connection.request("GET", "/truth" + ("?forget=1" if forget else ""))
             return unpack(connection.getresponse().read())
         except OSError as error:
-            raise LlmprofileError(
-                f"the reference server (process {self.pid}) does not answer: {error}"
-            ) from error
+            raise LlmprofileError(f"the reference server (process {self.pid}) does not answer: {error}") from error
         finally:
             connection.close()
 
@@ -289,11 +283,11 @@ def _told(process: subprocess.Popen[bytes], asked: dict[str, Any], end: Callable
             heard = selector.select(_START_TIMEOUT_S)
         said = json.loads(process.stdout.readline() or b"{}") if heard else {}
     except OSError:
-        said = {}
+        heard, said = [], {}
     if "port" not in said:
         end()
-        sentence = f"the reference server did not start within {_START_TIMEOUT_S:.0f} s"
-        raise UsageError(said["error"]) if "error" in said else LlmprofileError(sentence)
+        why = "ended at once; its standard error says why" if heard else "did not say in time where it listens"
+        raise UsageError(said["error"]) if "error" in said else LlmprofileError(f"the reference server {why}")
     port: int = said["port"]
     return port
 

@@ -105,9 +105,7 @@ class Service:
     def rested(self, connection: Connection) -> None:
         """Arrange the end of an idle connection, if that was asked for."""
         if self.close_idle_s is not None:
-            self.at(
-                clock() + s_to_ns(self.close_idle_s), partial(connection.close_if_idle, connection.answered)
-            )
+            self.at(clock() + s_to_ns(self.close_idle_s), partial(connection.close_if_idle, connection.answered))
 
     def _page(self, path: str, query: str) -> bytes:
         if path == "/truth":
@@ -208,7 +206,8 @@ def _settle(cpus: list[int] | None) -> None:
     if cpus is not None:
         os.sched_setaffinity(0, cpus)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
+    with contextlib.suppress(OSError, ValueError):  # some systems say "no limit" and then refuse it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with contextlib.suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1")  # select() may otherwise wake 50 µs late
     if STAMPS:

@@ -18,7 +18,7 @@ from llmprofile.units import NS_PER_S
 
 STAMPS = sys.platform == "linux"
 SO_TIMESTAMPNS = 35  # asm-generic/socket.h; Python does not name it
-_READ_BYTES = 1 << 18
+_READ_BYTES = 1 << 16
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, for no time, so that close() resets
 clock = time.monotonic_ns
 

@@ -102,9 +102,7 @@ class Record:
 
     def packed(self) -> bytes:
         """All of it as npz: an array a column; counts and times of all sends end to end."""
-        *columns, counts, left, sent = (
-            zip(*self.ended, strict=True) if self.ended else [()] * (len(COLUMNS) + 3)
-        )
+        *columns, counts, left, sent = zip(*self.ended, strict=True) if self.ended else [()] * (len(COLUMNS) + 3)
         arrays: dict[str, Any] = {
             name: np.array(column, dtype=COLUMNS[name]) for name, column in zip(COLUMNS, columns, strict=True)
         }

@@ -22,7 +22,7 @@ def unpack(packed: bytes) -> Arrays:
 
 
 def _request_ids(ids: npt.NDArray[np.str_]) -> pd.Series:
-    return pd.to_numeric(pd.Series(ids, dtype=object).str.extract(r"(\d{1,18})$")[0]).astype("Int64")
+    return pd.to_numeric(pd.Series(ids, dtype=object).str.extract(r"(?:^|-)(\d{1,18})$")[0]).astype("Int64")
 
 
 def _each_token(fetched: Arrays) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -16,15 +16,16 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from certificates import TlsFiles
 
+from certificates import TlsFiles
 from llmprofile.errors import UsageError
-from llmprofile.pacing import Pace, due_times, jitter
+from llmprofile.pacing import Batch, Pace, due_times, jitter
 from llmprofile.server import ReferenceServer
 
 TTFT_NS, ITL_NS, TOKENS = 20_000_000, 5_000_000, 4
@@ -108,9 +109,7 @@ def check_against_schedule(server: ReferenceServer, pace: Pace) -> pd.DataFrame:
     return truth
 
 
-@pytest.mark.parametrize(
-    "law", [{}, {"cv": 0.5, "seed": 7}, {"step": True}, {"step": True, "cv": 0.5}, {"itl_s": 0.0}]
-)
+@pytest.mark.parametrize("law", [{}, {"cv": 0.5, "seed": 7}, {"step": True}, {"step": True, "cv": 0.5}, {"itl_s": 0.0}])
 def test_every_token_is_where_the_law_puts_it(law: dict[str, Any]) -> None:
     names = [f"run-{i}" for i in range(20)]
     with ReferenceServer(**{"ttft_s": 0.02, "itl_s": 0.005, "tokens": 10, **law}) as server:
@@ -159,9 +158,7 @@ def test_one_place_is_a_single_server_queue() -> None:
     assert (truth["first_ns"] >= truth["arrive_ns"] + truth["queue_s"] * 1e9 + 10_000_000 - 2).all()
 
 
-def batch_by_hand(
-    arrive_ns: list[int], tokens: int, places: int, cost: float
-) -> tuple[list[float], list[float]]:
+def batch_by_hand(arrive_ns: list[int], tokens: int, places: int, cost: float) -> tuple[list[float], list[float]]:
     """Admission and last-token times of DESIGN's engine, written out: ttft 10 ms, itl 4 ms."""
     left, admitted, last = dict.fromkeys(range(len(arrive_ns)), tokens), {}, {}
     running: list[int] = []
@@ -195,14 +192,43 @@ def test_batches_admit_and_step_as_documented() -> None:
     assert (behind_ns <= truth["late_ns"] + 300).all()
 
 
+@dataclass
+class Member:
+    arrive_ns: int
+    admitted_ns: int = -1
+    done: bool = False
+
+    def emit(self, due_ns: int) -> None:
+        self.done = True
+
+    def stall_ns(self) -> int:
+        return 0
+
+
+def test_a_step_admits_nobody_who_comes_after_its_beginning() -> None:
+    engine = Batch(Pace(ttft_s=0.01, itl_s=0.004, max_batch=4))
+    early, late = Member(1_000), Member(5_000)
+    engine.waiting.extend([early, late])
+    assert engine.begin(0) == 1_000 + 10_000_000  # an idle engine begins with an arrival, not before it
+    assert (early.admitted_ns, late.admitted_ns) == (1_000, -1)
+    early.done = True
+    assert engine.begin(10_001_000) == 20_001_000
+    assert late.admitted_ns == 10_001_000
+
+
 def test_the_truth_lies_on_the_clock_of_a_run(server: ReferenceServer) -> None:
-    before_ns = time.monotonic_ns()
-    ask(server, "run-41")
-    after_ns = time.monotonic_ns()
+    with connect(server) as sock:
+        before_ns = time.monotonic_ns()
+        sock.sendall(request("run-41"))
+        sent_ns = time.monotonic_ns()
+        read(sock)
+        after_ns = time.monotonic_ns()
     answer = row(server, "run-41")
     names = ("arrive_first_ns", "arrive_ns", "first_ns", "first_sent_ns", "last_ns", "last_sent_ns")
     stamps = [before_ns, *(answer[name] for name in names), after_ns]
     assert stamps == sorted(stamps)
+    if sys.platform == "linux":  # where loopback delivers inside the send
+        assert answer["arrive_ns"] <= sent_ns
     assert answer["request_id"] == 41
     assert answer["prompt_words"] == 3
     assert answer["stamped"] == (sys.platform == "linux")
@@ -240,9 +266,7 @@ def test_streams_end_with_finish_reason_usage_and_done(server: ReferenceServer) 
 
 def test_chat_begins_with_a_role(server: ReferenceServer) -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "one two"}]}]
-    ((data, _),) = ask(
-        server, "run-3", path="/v1/chat/completions", messages=messages, max_completion_tokens=2
-    )
+    ((data, _),) = ask(server, "run-3", path="/v1/chat/completions", messages=messages, max_completion_tokens=2)
     deltas = [event["choices"][0]["delta"] for event in events(data)[:-1]]
     assert deltas == [{"role": "assistant", "content": " tok"}, {"content": " tok"}]
     assert row(server, "run-3")["prompt_words"] == 2
@@ -353,9 +377,7 @@ def test_a_share_of_faults_is_drawn_by_seed_and_request() -> None:
     names = [f"run-{i}" for i in range(200)]
     struck = []
     for _ in range(2):
-        with ReferenceServer(
-            ttft_s=0.0, itl_s=0.0, tokens=1, fault={"kind": "status"}, fault_share=0.3
-        ) as server:
+        with ReferenceServer(ttft_s=0.0, itl_s=0.0, tokens=1, fault={"kind": "status"}, fault_share=0.3) as server:
             with connect(server) as sock:
                 for name in names:
                     sock.sendall(request(name, stream=False))
@@ -459,16 +481,18 @@ def test_a_client_that_leaves_is_recorded(server: ReferenceServer) -> None:
 
 def test_a_client_that_reads_late_gets_everything_and_the_record_says_when() -> None:
     n = 40_000
-    with ReferenceServer(ttft_s=0.0, itl_s=0.0) as server:
+    with ReferenceServer(ttft_s=0.0, itl_s=0.0, framing="close") as server:
         sock = socket.socket()
+        sock.settimeout(10)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         sock.connect(address(server))
         with sock:
             sock.sendall(request("slow-1", max_tokens=n))
             row(server, "slow-1")  # all that the socket did not take waits in the server
             begun_ns = time.monotonic_ns()
-            data, _ = read(sock)
+            data, end = read(sock)
         answer = row(server, "slow-1")
+    assert end == "closed"
     assert data.count(b"data: {") == n
     assert answer["last_ns"] < begun_ns < answer["last_sent_ns"]
 

@@ -57,9 +57,7 @@ def make_load(port: int, rate_per_s: float, seconds: float, tokens: int) -> None
         sock.close()
 
 
-def measure(
-    server: ReferenceServer, client: str | None, rate_per_s: float, seconds: float, tokens: int
-) -> str:
+def measure(server: ReferenceServer, client: str | None, rate_per_s: float, seconds: float, tokens: int) -> str:
     port, before_s = int(server.base_url.rpartition(":")[2]), cpu_s(server.pid)
     if client is None:
         make_load(port, rate_per_s, seconds, tokens)
@@ -76,9 +74,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", type=float, nargs="+", default=[400, 800, 1000])
     parser.add_argument("--tokens", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=3)
