@@ -27,6 +27,7 @@ SO_TIMESTAMPNS = 35
 NO_STAMP = b"\0" * 16
 _CONTROL_BYTES = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 _PARKED = MISSING_NS
+_FD_SETSIZE = 1024  # select takes no descriptor from here on
 
 monotonic_ns = time.monotonic_ns
 
@@ -45,7 +46,8 @@ class StampedSocket(socket.socket):
 
     Examples
     --------
-    >>> StampedSocket(socket.AF_INET, socket.SOCK_STREAM).stamp == NO_STAMP
+    >>> with StampedSocket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+    ...     sock.stamp == NO_STAMP
     True
     """
 
@@ -96,7 +98,8 @@ def stamped_socket(family: int, stamps: bool = True) -> StampedSocket:
 
     Examples
     --------
-    >>> stamped_socket(socket.AF_INET).gettimeout()
+    >>> with stamped_socket(socket.AF_INET) as sock:
+    ...     sock.gettimeout()
     0.0
     """
     sock = StampedSocket(family, socket.SOCK_STREAM)
@@ -127,7 +130,7 @@ def stamps_ns(stamps: bytes) -> npt.NDArray[np.int64]:
 
     Examples
     --------
-    >>> stamps_ns(struct.pack("qq", 1, 5)).tolist()
+    >>> stamps_ns(np.array([1, 5]).tobytes()).tolist()
     [1000000005]
     """
     parts = np.frombuffer(stamps, np.int64).reshape(-1, 2)
@@ -191,6 +194,8 @@ def wall_minus_monotonic_ns() -> tuple[int, int]:
 
 STEP_NS = 1_000_000
 """Two samples of the offset that differ by more than this hold a step; slewing moves it by 0.5 ms/s at most."""
+SAMPLE_NS = 50_000
+"""What a sample of the offset may be off by: a stamp that seems to lie so far after its reading is no surprise."""
 
 
 def to_monotonic(
@@ -212,25 +217,29 @@ def to_monotonic(
     Returns
     -------
     (n,) int64
-        Between two samples the offset is interpolated. Where they differ by a step, of the two offsets the one is
-        taken that puts the stamp before its reading and closest to it.
+        Between two samples the offset is interpolated. Near a step the offset is taken that puts the stamp before
+        its reading and closest to it, and not after the sample that knows better: right where a stamp waited for
+        less than the step and than a sample's distance.
 
     Examples
     --------
     >>> to_monotonic(np.array([1_000_500]), np.array([600]), np.array([[0, 1_000_000]])).tolist()
     [500]
     """
-    after = np.clip(np.searchsorted(offsets[:, 0], seen_ns), 0, len(offsets) - 1)
-    before = np.maximum(after - 1, 0)
-    early_ns, late_ns = offsets[before, 1], offsets[after, 1]
-    offset_ns = np.interp(seen_ns - offsets[0, 0], offsets[:, 0] - offsets[0, 0], offsets[:, 1] - offsets[0, 1])
-    smooth_ns = wall_ns - (offset_ns.astype(np.int64) + offsets[0, 1])
-    delays_ns = seen_ns - np.stack([wall_ns - early_ns, wall_ns - late_ns])
-    # a stamp that lies after its reading can't be right; the lesser evil is the offset that errs least
-    best = np.argmin(np.where(delays_ns >= 0, delays_ns, STEP_NS * 10**6 - delays_ns), axis=0)
-    stepped_ns = seen_ns - np.take_along_axis(delays_ns, best[None], axis=0)[0]
-    mono_ns = np.where(np.abs(late_ns - early_ns) > STEP_NS, stepped_ns, smooth_ns)
-    return np.where(wall_ns == MISSING_NS, MISSING_NS, mono_ns)
+    offsets = np.vstack([offsets, [np.iinfo(np.int64).max, offsets[-1, 1]]])  # the last one holds on
+    since_ns, change_ns = offsets[:, 0] - offsets[0, 0], offsets[:, 1] - offsets[0, 1]
+    offset_ns = np.interp(seen_ns - offsets[0, 0], since_ns, change_ns).astype(np.int64) + offsets[0, 1]
+    # the samples after and before each reading, and one more: the stamp may be older than the one before
+    near = np.maximum(np.searchsorted(offsets[:, 0], seen_ns) - np.arange(3)[:, None], 0)
+    until_ns = offsets[np.minimum(near + 1, len(offsets) - 1), 0]
+    guesses_ns = wall_ns - offsets[near, 1]
+    delays_ns = seen_ns - guesses_ns
+    # where none is possible, the lesser evil is the one that errs least
+    possible = (delays_ns >= -SAMPLE_NS) & (guesses_ns - SAMPLE_NS <= until_ns)
+    best = np.argmin(np.where(possible, delays_ns, STEP_NS * 10**6 + np.abs(delays_ns)), axis=0)
+    stepped = np.ptp(offsets[near, 1], axis=0) > STEP_NS
+    guess_ns = np.take_along_axis(guesses_ns, best[None], axis=0)[0]
+    return np.where(wall_ns == MISSING_NS, MISSING_NS, np.where(stepped, guess_ns, wall_ns - offset_ns))
 
 
 def clock_steps(offsets: npt.NDArray[np.int64]) -> int:
@@ -260,7 +269,8 @@ class CycleSelector(selectors.DefaultSelector):
         super().__init__()
         self.entered_ns = array("q")
         self.returned_ns = array("q")
-        self._descriptor: int | None = self.fileno() if hasattr(self, "fileno") else None
+        descriptor = self.fileno() if hasattr(self, "fileno") else _FD_SETSIZE
+        self._descriptor = descriptor if descriptor < _FD_SETSIZE else None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self.entered_ns.append(monotonic_ns())
