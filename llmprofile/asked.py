@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from llmprofile.errors import UsageError, one_of, positive, whole
@@ -95,17 +97,24 @@ class Script:
         if given is None or isinstance(given, Script):
             return given
         known = checked_names("script", given, cls)
-        segments = tuple((float(t), _raw(data)) for t, data in known.pop("segments", ()))
-        times = [t for t, _ in segments]
-        if not times or times[0] < 0 or times != sorted(times):
+        try:
+            segments = tuple((float(t), _raw(data)) for t, data in known.pop("segments", ()))
+            headers = tuple((str(k), str(v)) for k, v in dict(known.pop("headers", STREAM_HEADERS)).items())
+        except (TypeError, ValueError) as error:
+            form = "segments of a script must be [[seconds, bytes], ...] and its headers {name: text}"
+            raise UsageError(f"{form}: {error}") from error
+        times = [0.0, *(t for t, _ in segments)]
+        if not segments or not all(earlier <= later < math.inf for earlier, later in pairwise(times)):
             raise UsageError("segments of a script must be at least one [seconds, bytes], seconds rising from 0")
+        if not str(headers).isascii():
+            raise UsageError("headers of a script must be ASCII")
+        whole("status of a script", known.get("status", 200), 200)
         one_of("framing of a script", known.get("framing", "chunked"), FRAMINGS)
-        headers = tuple((str(k), str(v)) for k, v in dict(known.pop("headers", STREAM_HEADERS)).items())
         return cls(segments, headers=headers, **known)
 
 
 def _raw(data: str | bytes) -> bytes:
-    return base64.b64decode(data) if isinstance(data, str) else bytes(data)
+    return base64.b64decode(data, validate=True) if isinstance(data, str) else bytes(memoryview(data))
 
 
 @dataclass(frozen=True)
@@ -178,11 +187,14 @@ def read_request(style: Style, fault: Fault | None, script: Script | None, chat:
     tokens = said.get("max_completion_tokens", said.get("max_tokens"))
     if whole("max_tokens", style.tokens if tokens is None else tokens) > MOST_TOKENS:
         raise UsageError(f"max_tokens must be at most {MOST_TOKENS}; not {tokens}")
+    options = said.get("stream_options") or {}
+    if not isinstance(options, Mapping):
+        raise UsageError(f"stream_options must be an object; not {options!r}")
     return Asked(
         chat=chat,
         stream=said.get("stream") is True,
         tokens=tokens or style.tokens,
-        usage=bool((said.get("stream_options") or {}).get("include_usage")),
+        usage=bool(options.get("include_usage")),
         prompt_words=_words(said.get("messages" if chat else "prompt")),
         fault=Fault.of(said["fault"]) if "fault" in said else fault,
         script=Script.of(said["script"]) if "script" in said else script,

@@ -602,7 +602,10 @@ def test_a_taken_port_is_refused(server: ReferenceServer) -> None:
         (b"[]", "must be a JSON object"),
         (b'{"max_tokens": 0}', "max_tokens must be a whole number of at least 1"),
         (b'{"max_tokens": 9000000}', "max_tokens must be at most"),
+        (b'{"stream_options": [1]}', "stream_options must be an object"),
         (b'{"fault": {"kind": "fire"}}', "kind of a fault"),
+        (b'{"script": {"segments": [["soon", 7]]}}', "segments of a script"),
+        (b'{"script": {"segments": [[0, "aGk="]], "headers": 7}}', "its headers"),
     ],
 )
 def test_bad_requests_are_refused_in_a_sentence(server: ReferenceServer, body: bytes, sentence: str) -> None:
