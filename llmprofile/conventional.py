@@ -128,7 +128,7 @@ class ConventionalClient:
             ending, error = "cancelled", "the run was stopped"
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as failure:
             ending, error = "eof", str(failure)
-        except (aiohttp.ClientError, OSError) as failure:
+        except Exception as failure:  # noqa: BLE001  whatever else aiohttp raises ends this request, not the run
             ending, error = ("reset" if exchange.reads else "connect_error"), str(failure) or type(failure).__name__
         self._connector.release_exchange(exchange)
         exchange.ended, exchange.error = ending, error

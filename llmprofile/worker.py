@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -131,7 +132,10 @@ def _quiet_process() -> Any:
     gc.freeze()
     gc.disable()
     try:
-        yield
+        with warnings.catch_warnings():
+            # aiohttp warns of long prompts, since copying one takes the loop's time; that time is measured here
+            warnings.filterwarnings("ignore", "Sending a large body", ResourceWarning)
+            yield
     finally:
         gc.enable()
         gc.unfreeze()

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+
+import llmprofile as lp
 from certificates import TlsFiles
 from conftest import free_port
 from joined import outside_bracket, tokens_beside_truth
-
-import llmprofile as lp
-from llmprofile.records import CYCLES, EVENTS, REQUESTS, Run, to_frame
+from llmprofile.records import CYCLES, EVENTS, REQUESTS, Run
 
 TTFT_S, ITL_S = 0.03, 0.005
 CLIENTS = ["stamped", "conventional"]
@@ -215,9 +215,7 @@ def test_fresh_connections(server: lp.ReferenceServer, tmp_path: Path, client: s
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_tls(tls_files: TlsFiles, tmp_path: Path, client: str) -> None:
-    with lp.ReferenceServer(
-        ttft_s=0.02, itl_s=0.003, certfile=tls_files.certfile, keyfile=tls_files.keyfile
-    ) as server:
+    with lp.ReferenceServer(ttft_s=0.02, itl_s=0.003, certfile=tls_files.certfile, keyfile=tls_files.keyfile) as server:
         run = load(server, tmp_path, client=client, n=30, ca_file=str(tls_files.ca_file))
         both = tokens_beside_truth(run, server)
         assert run.meta["outcomes"] == {"ok": 30}
@@ -416,7 +414,12 @@ def test_a_port_that_only_listens(tmp_path: Path) -> None:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/completions"
         for client in CLIENTS:
             run = lp.run_load(
-                *(url, lp.Constant(100), 5), client=client, timeout_s=0.4, model="m", out=tmp_path / client, progress=False
+                *(url, lp.Constant(100), 5),
+                client=client,
+                timeout_s=0.4,
+                model="m",
+                out=tmp_path / client,
+                progress=False,
             )
             assert run.meta["outcomes"] == {"timeout": 5}
             assert run.requests["error"].str.contains("0.4 s").all()
