@@ -20,6 +20,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 MOST_CLOSED_REQUESTS = 1_000_000
 """A closed loop with a duration has no length of its own; its schedule is drawn up to this many requests."""
+MOST_REQUESTS, MOST_TOKENS, LATEST_DUE_S = 20_000_000, 10_000_000, 3e9
+"""A schedule is held in memory, and its times in int64 nanoseconds: what is beyond is a slip of the pen."""
 
 
 class OpenLaw(Protocol):
@@ -71,7 +73,7 @@ class Gamma:
 
     def due_s(self, n: int, rng: np.random.Generator) -> Floats:
         """The first `n` due times, (n,) seconds from the start."""
-        return np.cumsum(rng.gamma(self.burstiness, 1 / (self.rate_per_s * self.burstiness), n))
+        return np.cumsum(rng.gamma(self.burstiness, 1 / self.rate_per_s / self.burstiness, n))
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,20 @@ class ClosedLoop:
 Arrivals = Constant | Poisson | Gamma | ClosedLoop
 
 
+def _tokens(name: str, tokens: int, least: int = 1) -> int:
+    if whole(name, tokens, least) > MOST_TOKENS:
+        raise UsageError(f"{name} must be at most {MOST_TOKENS:,} tokens; not {tokens}")
+    return int(tokens)
+
+
+def _check_moments(mean: float, sd: float, high: int | None) -> None:
+    for name, value, least in (("mean", mean, 1), ("sd", sd, 0)):
+        if not least <= positive(name, value) <= MOST_TOKENS:
+            raise UsageError(f"{name} must be between {least} and {MOST_TOKENS:,} tokens; not {value}")
+    if high is not None:
+        _tokens("high", high)
+
+
 @dataclass(frozen=True)
 class Fixed:
     """Always `tokens` tokens."""
@@ -120,7 +136,7 @@ class Fixed:
     tokens: int
 
     def __post_init__(self) -> None:
-        whole("tokens", self.tokens)
+        _tokens("tokens", self.tokens)
 
     def draw(self, n: int, rng: np.random.Generator) -> Ints:
         """(n,) lengths in tokens."""
@@ -135,8 +151,8 @@ class Uniform:
     high: int
 
     def __post_init__(self) -> None:
-        whole("low", self.low)
-        whole("high", self.high, self.low)
+        _tokens("low", self.low)
+        _tokens("high", self.high, self.low)
 
     def draw(self, n: int, rng: np.random.Generator) -> Ints:
         """(n,) lengths in tokens."""
@@ -152,8 +168,7 @@ class Normal:
     high: int | None = None
 
     def __post_init__(self) -> None:
-        positive("mean", self.mean)
-        positive("sd", self.sd)
+        _check_moments(self.mean, self.sd, self.high)
 
     def draw(self, n: int, rng: np.random.Generator) -> Ints:
         """(n,) lengths in tokens."""
@@ -175,8 +190,7 @@ class Lognormal:
     high: int | None = None
 
     def __post_init__(self) -> None:
-        positive("mean", self.mean)
-        positive("sd", self.sd)
+        _check_moments(self.mean, self.sd, self.high)
 
     def draw(self, n: int, rng: np.random.Generator) -> Ints:
         """(n,) lengths in tokens."""
@@ -191,9 +205,9 @@ class Empirical:
     tokens: tuple[int, ...]
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        if len(tokens) == 0:
-            raise UsageError("Empirical needs at least one length")
-        object.__setattr__(self, "tokens", tuple(whole("an empirical length", t) for t in tokens))
+        if not hasattr(tokens, "__len__") or len(tokens) == 0:
+            raise UsageError("Empirical needs a sequence of at least one length")
+        object.__setattr__(self, "tokens", tuple(_tokens("an empirical length", t) for t in tokens))
 
     def draw(self, n: int, rng: np.random.Generator) -> Ints:
         """(n,) lengths in tokens."""
@@ -204,7 +218,7 @@ Lengths = Fixed | Uniform | Normal | Lognormal | Empirical
 
 
 def _lengths(values: Floats, high: int | None) -> Ints:
-    return np.clip(np.rint(values), 1, high).astype(np.int64)
+    return np.clip(np.rint(values), 1, MOST_TOKENS if high is None else high).astype(np.int64)
 
 
 def as_lengths(name: str, lengths: Lengths | int) -> Lengths:
@@ -217,7 +231,7 @@ def as_lengths(name: str, lengths: Lengths | int) -> Lengths:
     """
     if isinstance(lengths, Lengths):
         return lengths
-    return Fixed(whole(name, lengths))
+    return Fixed(_tokens(name, lengths))
 
 
 @dataclass(frozen=True)
@@ -267,7 +281,7 @@ def draw_schedule(
     Raises
     ------
     UsageError
-        Neither or both of `n` and `duration_s`; a number that is out of range; fewer slots than processes.
+        Neither or both of `n` and `duration_s`; no law; a number that is out of range; fewer slots than processes.
 
     Examples
     --------
@@ -277,9 +291,14 @@ def draw_schedule(
     """
     if (n is None) == (duration_s is None):
         raise UsageError("give either a number of requests or a duration, not both and not neither")
+    if not isinstance(arrivals, Arrivals):
+        raise UsageError(f"arrivals must be one of Constant, Poisson, Gamma, ClosedLoop; not {arrivals!r}")
     whole("processes", processes)
+    whole("seed", seed, 0)
     draws = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(4)]
     due_s = _due_s(arrivals, n, duration_s, draws[0])
+    if not (isinstance(arrivals, ClosedLoop) or due_s[-1] <= LATEST_DUE_S):
+        raise UsageError("the last request would fall due in more than a hundred years; ask for a higher rate")
     slots = _slots(arrivals, max_in_flight, processes)
     share = np.cumsum(slots if slots else [1] * processes)
     worker = np.searchsorted(share / share[-1], draws[3].random(len(due_s)), side="right")
@@ -295,25 +314,28 @@ def draw_schedule(
 
 def _due_s(arrivals: Arrivals, n: int | None, duration_s: float | None, rng: np.random.Generator) -> Floats:
     if n is not None:
-        whole("n", n)
+        if whole("n", n) > MOST_REQUESTS:
+            raise UsageError(f"n must be at most {MOST_REQUESTS:,} requests; not {n}")
         return np.full(n, np.nan) if isinstance(arrivals, ClosedLoop) else arrivals.due_s(n, rng)
     assert duration_s is not None
     positive("duration_s", duration_s)
     if isinstance(arrivals, ClosedLoop):
-        return np.full(min(MOST_CLOSED_REQUESTS, int(arrivals.concurrency * (duration_s * 1000 + 1))), np.nan)
+        return np.full(int(min(MOST_CLOSED_REQUESTS, arrivals.concurrency * (duration_s * 1000 + 1))), np.nan)
     return _due_within(arrivals, duration_s, rng)
 
 
 def _due_within(law: OpenLaw, duration_s: float, rng: np.random.Generator) -> Floats:
     # the same draw, twice as long, until it passes the end: a prefix of it does not depend on its length
-    n, state = int(law.rate_per_s * duration_s * 1.1) + 64, rng.bit_generator.state
-    while True:
+    n, state = int(min(law.rate_per_s * duration_s * 1.1, MOST_REQUESTS)) + 64, rng.bit_generator.state
+    while n <= MOST_REQUESTS:
         rng.bit_generator.state = state
         due_s = law.due_s(n, rng)
         if due_s[-1] >= duration_s:
-            due_s = due_s[due_s < duration_s]
             break
         n *= 2
+    else:
+        raise UsageError(f"more than {MOST_REQUESTS:,} requests may fall due within {duration_s} s; ask for fewer")
+    due_s = due_s[due_s < duration_s]
     if len(due_s) == 0:
         raise UsageError(f"no request falls due within {duration_s} s at {law.rate_per_s} requests/s; ask for longer")
     return due_s
@@ -362,7 +384,7 @@ class Prompts:
     """
 
     def __init__(self, salt: int) -> None:
-        self._salt = salt
+        self._salt = whole("salt", salt, 0)
         words = np.random.default_rng(salt).choice(_WORDS, _TEXT_WORDS)
         self._text = " ".join(words) + " "
         self._starts = np.concatenate([[0], np.cumsum([len(w) + 1 for w in words])]).tolist()
