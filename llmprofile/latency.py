@@ -44,6 +44,7 @@ def derive_latencies(stamps: Mapping[str, Ints], streamed: Ints, output_tokens: 
 
     Examples
     --------
+    >>> from llmprofile.units import MISSING_NS
     >>> names = ["due", "begun", "sent", "sent_last"] + [
     ...     f"{t}_{c}" for t in ("first", "content", "last") for c in ("wire", "seen", "handled")]
     >>> stamps = {f"{name}_ns": np.array([MISSING_NS]) for name in names}
