@@ -59,7 +59,8 @@ def _batch_stamps(batch: dict[str, list[Any]], cycles: Ints, offsets: Ints) -> _
     first[starts[:-1][counts > 0]] = True
     asked_ns = np.frombuffer(b"".join(batch["asked_ns"]), np.int64)
     lo_ns = _earliest_ns(asked_ns, sizes, cycle, cycles[:, 0], sent_ns, first)
-    return _Stamps(starts, wire_ns, np.where(wire_ns == MISSING_NS, MISSING_NS, lo_ns), seen_ns, cycle)
+    # converting between clocks errs by a fraction of a microsecond, which must not turn a bracket inside out
+    return _Stamps(starts, wire_ns, np.minimum(lo_ns, wire_ns), seen_ns, cycle)
 
 
 def _running_maximum(wire_ns: Ints, owner: Ints) -> Ints:

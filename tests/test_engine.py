@@ -20,13 +20,18 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
+import llmprofile as lp
 from engine import MODEL, TINY_MODEL, post
+from harness import NAMES, exchange, link_to
+from llmprofile.capture import read_requests
 
 MAKE_MODEL = Path(__file__).parent / "engines" / "make_tiny_model.py"
 OUTPUT_TOKENS = 100
 CHAT = {"messages": [{"role": "user", "content": "the water and the people"}]}
+USAGE = {"stream_options": {"include_usage": True}}
 COMPLETION = {"prompt": "the water and the people"}
 
 
@@ -66,3 +71,60 @@ def test_engine_streams_every_token_then_usage_and_timings(dasllama: str, path: 
 def test_a_word_is_a_token(dasllama: str) -> None:
     events = streamed(f"{dasllama}/v1/completions", COMPLETION)
     assert events[-1]["usage"]["prompt_tokens"] == 1 + len(COMPLETION["prompt"].split())
+
+
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+@pytest.mark.parametrize("client", NAMES)
+def test_a_run_counts_what_the_engine_counts(dasllama: str, client: str, path: str, tmp_path: Path) -> None:
+    run = lp.run_load(
+        f"{dasllama}/v1/{path}",
+        lp.ClosedLoop(4),
+        n=24,
+        prompt_tokens=20,
+        output_tokens=lp.Uniform(5, 40),
+        client=client,
+        out=tmp_path / "run",
+        progress=False,
+        keep_text=True,
+    )
+    rows = run.requests
+    assert run.meta["asked"]["model"] == MODEL
+    assert run.meta["outcomes"] == {"ok": 24}
+    assert (rows["token_source"] == "usage").all()
+    asked = lp.Uniform(5, 40)
+    assert rows["output_tokens"].between(asked.low, asked.high).all()
+    texts = pd.read_parquet(tmp_path / "run" / "texts.parquet")
+    assert texts["request_id"].tolist() == rows["request_id"].tolist() == list(range(24))
+    # a word is a token of this model: usage, token events and words are three counts of the same
+    assert texts["answer"].str.split().str.len().tolist() == rows["output_tokens"].tolist()
+    assert run.events.groupby("request_id")["tokens"].sum().tolist() == rows["output_tokens"].tolist()
+
+
+@pytest.mark.parametrize("client", NAMES)
+def test_ttft_agrees_with_the_engines_own(dasllama: str, client: str, tmp_path: Path) -> None:
+    """The engine's clock starts after its HTTP and tokenizer and stops before its send: never later than the wire."""
+    bodies = [
+        json.dumps({"model": MODEL, **COMPLETION, "max_tokens": 20, "stream": True, **USAGE}).encode()
+        for _ in range(30)
+    ]
+    link = link_to(f"{dasllama}/v1/completions", fresh=True)
+    requests, _ = exchange(client, link, bodies, tmp_path, together=1)
+    assert (requests["outcome"] == "ok").all()
+    own = pd.DataFrame([timings(raw) for raw in captured(tmp_path)])
+    outside_s = requests["ttft_s"] - own["ttft_ms"] / 1e3
+    assert outside_s.min() > -0.001
+    assert outside_s.median() < 0.02
+    generating_s = requests["last_wire_ns"] - requests["first_wire_ns"]
+    assert abs((generating_s / 1e9 - own["gen_ms"] / 1e3).median()) < 0.005
+
+
+def captured(folder: Path) -> list[bytes]:
+    """The raw answers, in the order of their requests."""
+    (batch,) = read_requests(folder, 0)
+    return [raw for _, raw in sorted(zip(batch["request_id"], batch["bytes"], strict=True))]
+
+
+def timings(raw: bytes) -> dict[str, float]:
+    """What the engine says of its own times in an answer."""
+    found = [line for line in raw.splitlines() if b'"timings"' in line]
+    return json.loads(found[-1].removeprefix(b"data: "))["timings"]
