@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -151,6 +152,8 @@ class Load:
         return span_s + asked["timeout_s"] * (waves if asked["duration_s"] is None else 1) + 60.0
 
     def _supervise(self) -> None:
+        # worker processes inherit this: Ctrl-C reaches the caller alone, who tells them to stop
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             facts = self._load()
             self._loaded.set()

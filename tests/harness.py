@@ -48,7 +48,8 @@ def exchange(
 class Sender:
     """A client in a running loop, with what it has given back."""
 
-    def __init__(self, client: str, link: Link) -> None:
+    def __init__(self, client: str, link: Link, selector: CycleSelector) -> None:
+        self.selector = selector
         self.done: list[Exchange] = []
         self.client = CLIENTS[client](link, self.done.append)
         self.begun = 0
@@ -80,7 +81,7 @@ def run(client: str, link: Link, folder: Path, act: Callable[[Sender], Any]) -> 
 
     async def main(selector: CycleSelector) -> None:
         clock = array("q", wall_minus_monotonic_ns())
-        sender = Sender(client, link)
+        sender = Sender(client, link, selector)
         await act(sender)
         await sender.client.close()
         clock.extend(wall_minus_monotonic_ns())

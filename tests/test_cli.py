@@ -1,0 +1,183 @@
+"""The command line as a user types it: what it prints, its exit status, what it leaves on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import llmprofile as lp
+from certificates import TlsFiles
+from conftest import free_port
+from llmprofile.cli import main
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[lp.ReferenceServer]:
+    with lp.ReferenceServer(ttft_s=0.02, itl_s=0.002, seed=2) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+SMALL = ("--rate", "100", "--requests", "20", "--output-tokens", "4", "--seed", "1")
+
+
+def test_a_run_prints_its_table_and_verdict(server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", server.url, *SMALL]) == 0
+    out = capsys.readouterr().out
+    assert "wire clock" in out and "ttft" in out and "20 ok" in out
+    assert out.split(":")[0] in ("trustworthy", "biased", "invalid")
+    (folder,) = Path("runs").iterdir()
+    assert f"run folder: {Path('runs') / folder.name}" in out
+    assert main(["show", str(folder)]) == 0
+    assert "20 ok" in capsys.readouterr().out
+
+
+def test_json_and_quiet(server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", server.chat_url, *SMALL, "--json", "--out", "a", "--processes", "2"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said.pop("folder") == "a"
+    assert said == json.loads(Path("a/run.json").read_text())
+    assert said["outcomes"] == {"ok": 20}
+    assert main(["run", server.url, *SMALL, "--quiet", "--out", "b", "--client", "conventional"]) == 0
+    assert capsys.readouterr() == ("", "")
+
+
+def test_every_flag_reaches_the_run(
+    server: lp.ReferenceServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MY_KEY", "hush-hush")
+    flags = "--model m --arrivals gamma --burstiness 0.5 --rate 200 --concurrency 9 --duration 0.3 --prompt-tokens 9"
+    flags += " --output-tokens 3 --processes 3 --seed 4 --client conventional --api-key-env MY_KEY --timeout 7"
+    flags += " --no-stream --no-usage --fresh --json --out here"
+    assert main(["run", server.url, *flags.split(), "--header", "X-A: secret-b"]) == 0
+    asked = json.loads(capsys.readouterr().out)["asked"]
+    wanted = {"arrivals": "Gamma(rate_per_s=200.0, burstiness=0.5)", "duration_s": 0.3, "n": None}
+    wanted |= {"max_in_flight": 9, "concurrency": 9, "prompt_tokens": 9, "output_tokens": 3, "processes": 3, "seed": 4}
+    wanted |= {"client": "conventional", "model": "m", "timeout_s": 7.0, "stream": False, "usage": False}
+    wanted |= {"fresh": True, "headers": ["X-A"], "api_key_env": "MY_KEY"}
+    assert {name: asked[name] for name in wanted} == wanted
+    # neither the key nor a header's value is written anywhere
+    for path in Path("here").iterdir():
+        assert b"hush-hush" not in path.read_bytes() and b"secret-b" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--rate 0 --requests 5", "rate_per_s must be a number above 0"),
+        ("--rate -3 --requests 5", "rate_per_s must be a number above 0"),
+        ("--rate 5", "either a number of requests or a duration"),
+        ("--rate 5 --requests 5 --duration 5", "either a number of requests or a duration"),
+        ("--requests 5", "--rate"),
+        ("--rate 5 --requests 5 --burstiness 2", "--burstiness goes with --arrivals gamma"),
+        ("--rate 5 --requests 5 --arrivals gamma", "needs --burstiness"),
+        ("--concurrency 5 --requests 5 --arrivals poisson", "--arrivals goes with --rate"),
+        ("--rate 5 --requests 5 --insecure", "https"),
+        ("--rate 5 --requests 5 --ca-file nowhere.pem", "https"),
+        ("--rate 5 --requests 5 --api-key-env NOT_SET_HERE", "NOT_SET_HERE"),
+        ("--rate 5 --requests 5 --header nonsense", "colon"),
+        ("--rate 5 --requests 5 --processes 0", "processes"),
+        ("--rate 5 --requests 5 --out taken", "exists"),
+        ("--rate 5 --requests 5 --timeout 0", "timeout_s"),
+    ],
+)
+def test_wrong_use_is_one_sentence(
+    server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str], flags: str, says: str
+) -> None:
+    Path("taken").mkdir()
+    assert main(["run", server.url, *flags.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and says in err and err.count("\n") == 1
+    assert [p.name for p in Path().iterdir()] == ["taken"]
+    assert list(Path("taken").iterdir()) == []
+
+
+def test_servers_that_can_not_be_reached(
+    tls_files: TlsFiles, server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with lp.ReferenceServer(certfile=tls_files.certfile, keyfile=tls_files.keyfile) as secure:
+        urls = [secure.url, "http://no-such-host.invalid/v1/completions"]
+        urls += [f"http://127.0.0.1:{free_port()}/v1/completions", server.base_url, f"{server.base_url}/v1/embeddings"]
+        for url in urls:
+            assert main(["run", url, *SMALL]) == 2
+            out, err = capsys.readouterr()
+            assert out == "" and err.count("\n") == 1
+        assert main(["run", secure.url, *SMALL, "--ca-file", str(tls_files.ca_file), "--quiet"]) == 0
+        assert main(["run", secure.url, *SMALL, "--insecure", "--quiet", "--out", "careless"]) == 0
+    assert len(list(Path("runs").iterdir())) == 1
+
+
+def test_argparse_refuses_with_the_same_status(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["run"], ["run", "u", "--client", "fast"], ["run", "u", "--rate", "x"], ["walk"]):
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        assert caught.value.code == 2
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert lp.__version__ in capsys.readouterr().out
+
+
+def test_none_succeeded(capsys: pytest.CaptureFixture[str]) -> None:
+    with lp.ReferenceServer(fault={"kind": "status", "status": 404}) as server:
+        assert main(["run", server.url, *SMALL]) == 3
+    out = capsys.readouterr().out
+    assert "20 http_error" in out and "20 x " in out
+
+
+def test_show_refuses_what_is_no_run(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    Path("bad").mkdir()
+    Path("bad/run.json").write_text("{")
+    for folder in ("nowhere", "empty", "bad"):
+        assert main(["show", folder]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def started(*words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "llmprofile", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are found in /proc")
+def test_ctrl_c_keeps_what_was_measured_and_says_so_by_status_4(server: lp.ReferenceServer) -> None:
+    from llmprofile.capture import Board
+
+    words = (server.url, "--rate", "100", "--duration", "60", "--output-tokens", "4", "--out", "here")
+    child = started("run", *words)
+    pause = threading.Event()
+    for _ in range(1500):
+        if Path("here/capture/board.bin").exists() and Board(Path("here"), 1).column("done")[0] > 100:
+            break
+        pause.wait(0.02)
+    os.killpg(child.pid, signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 4, err
+    assert "interrupted" in out
+    assert lp.load("here").meta["outcomes"]["ok"] > 80
+
+
+def test_serve_serves_until_it_is_told_to_stop() -> None:
+    port = free_port()
+    child = started("serve", "--port", str(port), "--ttft", "0.01", "--itl", "0.001", "--max-batch", "4")
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    assert f"http://127.0.0.1:{port}/v1/completions" in line
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=10) as answer:
+        assert json.load(answer)["data"]
+    child.send_signal(signal.SIGINT)
+    child.communicate(timeout=20)
+    assert child.returncode == 0
