@@ -146,19 +146,20 @@ def block_intervals(
 
     Returns
     -------
-    dict of name to (low, high), and a sentence where there are fewer than 20 blocks: then all are None.
+    dict of name to (low, high), and a sentence where fewer than 20 blocks hold values: then all are None.
     """
     nothing: Intervals = dict.fromkeys(STATISTICS, (None, None))
     span_s = float(at_s.max() - at_s.min()) if len(values) > 1 else 0.0
     blocks = span_s / block_s
-    if blocks < BLOCKS_AT_LEAST:
-        return nothing, f"too short for an interval, which takes {BLOCKS_AT_LEAST} blocks of {block_s:.3g} s"
+    if blocks < BLOCKS_AT_LEAST or len(np.unique((at_s - at_s.min()) // block_s)) < BLOCKS_AT_LEAST:
+        return nothing, f"too short for an interval, which takes values in {BLOCKS_AT_LEAST} blocks of {block_s:.3g} s"
     cells = math.ceil(blocks * CELLS_PER_BLOCK)
     cell = np.minimum(((at_s - at_s.min()) / span_s * cells).astype(int), cells - 1)
     levels, bins = _bin(values)
     counts = sparse.csr_matrix((np.ones(len(values)), (cell, bins)), (cells, len(levels)))
     sums = np.bincount(cell, values, cells)
     weights = _block_weights(cells, np.random.default_rng(0))
+    weights = weights[weights @ np.bincount(cell, minlength=cells) > 0]  # an empty resample says nothing
     per_bin = np.asarray(weights @ counts)
     totals = per_bin.sum(axis=1)
     cumulated = np.cumsum(per_bin, axis=1)
@@ -218,7 +219,8 @@ def rates(run: Run, asked_per_s: float | None, drawn_per_s: float) -> dict[str, 
     A rate is a number of gaps over the span they fill, so that a run of n requests has n − 1 of them.
     """
     sent_ns = np.sort(run.requests["sent_ns"].dropna().to_numpy(np.int64))
-    achieved = (len(sent_ns) - 1) * 1e9 / (sent_ns[-1] - sent_ns[0]) if len(sent_ns) > 1 else math.nan
+    span_ns = np.ptp(sent_ns) if len(sent_ns) else 0
+    achieved = (len(sent_ns) - 1) * 1e9 / span_ns if span_ns else math.nan
     ok = run.requests[run.requests["outcome"] == "ok"]
     ends_ns = ok[["last_wire_ns", "last_seen_ns"]].max(axis=1).dropna().to_numpy(np.int64)
     tokens = float(ok["output_tokens"].sum())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import signal
 import sys
 import threading
 import time
@@ -28,7 +27,7 @@ from llmprofile.parsing import parse_worker
 from llmprofile.records import Run, write_json
 from llmprofile.trust import verdict
 from llmprofile.units import s_to_ns
-from llmprofile.worker import START_TIMEOUT_S, Job, work
+from llmprofile.worker import START_TIMEOUT_S, Job, ignore_interrupts, work
 from llmprofile.workload import Schedule
 
 _READY, _DONE = STATES.index("ready"), STATES.index("done")
@@ -68,7 +67,9 @@ class Load:
         self._failure: Exception | None = None
         # joblib's active backend is thread-local: read here, handed on
         backend, _ = joblib.parallel.get_active_backend()
-        self._backend = "loky" if isinstance(backend, joblib.parallel.ThreadingBackend) else backend
+        own = type(backend).__module__ == "joblib._parallel_backends"
+        # of joblib's own kinds only loky's processes will do: threads would share one interpreter
+        self._backend: dict[str, Any] = {"backend": "loky", "initializer": ignore_interrupts} if own else {"backend": backend}
         threading.Thread(target=self._supervise, name="llmprofile-load", daemon=True).start()
         threading.Thread(target=self._conduct, name="llmprofile-watch", daemon=True).start()
 
@@ -152,8 +153,6 @@ class Load:
         return span_s + asked["timeout_s"] * (waves if asked["duration_s"] is None else 1) + 60.0
 
     def _supervise(self) -> None:
-        # worker processes inherit this: Ctrl-C reaches the caller alone, who tells them to stop
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             facts = self._load()
             self._loaded.set()
@@ -190,7 +189,7 @@ class Load:
         shutil.rmtree(self.folder)
 
     def _parallel(self, function: Callable[..., Any], calls: list[tuple[Any, ...]]) -> list[Any]:
-        with joblib.parallel_config(backend=self._backend):
+        with joblib.parallel_config(**self._backend):
             tasks = (joblib.delayed(function)(*call) for call in calls)
             # a single job would be run right here, in the caller's process: joblib makes processes from two on
             jobs = max(2, len(calls))

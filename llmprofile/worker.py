@@ -15,7 +15,6 @@ import platform
 import resource
 import signal
 import sys
-import threading
 import time
 import warnings
 from array import array
@@ -98,6 +97,11 @@ class Job:
     warm: int
 
 
+def ignore_interrupts() -> None:
+    """Leave Ctrl-C, which a terminal sends to all of its processes, to the caller; it tells the workers to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def work(job: Job) -> dict[str, Any]:
     """Run a worker's part of the load; what is worth knowing about the process that did it.
 
@@ -121,9 +125,7 @@ def _orphaned(job: Job) -> bool:
 
 @contextlib.contextmanager
 def _quiet_process() -> Any:
-    """No automatic garbage collection, short thread slices, precise timers, deaf to Ctrl-C: the caller hears that."""
-    main = threading.current_thread() is threading.main_thread()
-    heard = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    """No automatic garbage collection, short thread slices, precise timers."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(0.0002)
     if sys.platform == "linux":
@@ -140,8 +142,6 @@ def _quiet_process() -> Any:
         gc.enable()
         gc.unfreeze()
         sys.setswitchinterval(interval)
-        if main:
-            signal.signal(signal.SIGINT, heard)
 
 
 class _Worker:
