@@ -19,7 +19,7 @@ import numpy as np
 from llmprofile.api import Target, body_template, parse_target
 from llmprofile.errors import UsageError, one_of, positive
 from llmprofile.link import Link
-from llmprofile.machine import machine_facts, versions
+from llmprofile.machine import interface_facts, machine_facts, versions
 from llmprofile.preflight import check_descriptors, check_folder, first_model, reach
 from llmprofile.records import FORMAT, Run
 from llmprofile.supervise import Load
@@ -147,6 +147,7 @@ def start_load(
     asked["model"] = model or first_model(target, connect_timeout_s)
     body = body_template(target, asked["model"], stream, usage, extra_body)
     meta = _meta(run_id, asked, arrivals, schedule)
+    meta["machine"] |= interface_facts(*link.addresses[0])
     jobs = _jobs(folder, meta, target, link, schedule, body)
     return Load(folder, meta, schedule, jobs, progress)
 
