@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy import stats
 
 import llmprofile as lp
 from certificates import TlsFiles
@@ -78,7 +80,7 @@ def test_tables_are_as_documented(server: lp.ReferenceServer, tmp_path: Path) ->
 def test_stamps_come_in_order(server: lp.ReferenceServer, tmp_path: Path) -> None:
     rows = load(server, tmp_path, client="conventional").requests
     order = ["due_ns", "begun_ns", "sent_ns", "sent_last_ns", "headers_ns", "first_wire_ns", "last_wire_ns", "eof_ns"]
-    for earlier, later in zip(order[:-1], order[1:], strict=True):
+    for earlier, later in itertools.pairwise(order):
         assert (rows[earlier] <= rows[later]).all(), (earlier, later)
     for token in ("first", "last"):
         clocks = rows[[f"{token}_{c}_ns" for c in ("wire_lo", "wire", "seen", "handled")]].to_numpy(np.int64)
@@ -104,6 +106,43 @@ def test_same_schedule_for_any_number_of_processes(server: lp.ReferenceServer, t
     truth = server.truth()
     asked = [truth[truth["id"].str.startswith(r.meta["run_id"])].set_index("request_id") for r in runs]
     assert asked[0]["prompt_words"].sort_index().equals(asked[2]["prompt_words"].sort_index())
+
+
+@pytest.mark.parametrize("processes", [1, 4])
+def test_poisson_arrivals_are_poisson_at_the_send(server: lp.ReferenceServer, tmp_path: Path, processes: int) -> None:
+    """Dispersion of the counts at three windows, and a KS test of the gaps, on the times that were really sent."""
+    run = lp.run_load(
+        *(server.url, lp.Poisson(400), 2400),
+        output_tokens=1,
+        prompt_tokens=5,
+        processes=processes,
+        seed=8,
+        out=tmp_path / "run",
+        progress=False,
+    )
+    sent_s = run.requests.set_index("worker")["sent_ns"].astype(float) / 1e9
+    pooled = np.sort(sent_s.to_numpy())
+    parts = [np.sort(sent_s[[w]].to_numpy()) for w in range(processes)]
+    # a late send is no fault of the law: gaps shorter than the lateness can't be told from each other
+    late_s = run.requests["lateness_s"].quantile(0.9)
+    for times in (pooled, *parts):
+        gaps_s = np.diff(times)
+        distance = stats.kstest(gaps_s, stats.expon(scale=gaps_s.mean()).cdf).statistic
+        assert distance < stats.kstwo.ppf(0.999, len(gaps_s)) + late_s / gaps_s.mean()
+        for window in (10, 100, 1000):
+            low, high, index = dispersion(times, window)
+            assert low <= index <= high, (window, low, index, high)
+
+
+def dispersion(times_s: np.ndarray, window: int) -> tuple[float, float, float]:
+    """Index of dispersion of the counts in windows of so many mean gaps, after its 99.9 % band if Poisson."""
+    edges = np.arange(times_s[0], times_s[-1], window * np.diff(times_s).mean())
+    counts = np.histogram(times_s, edges)[0]
+    if len(counts) < 2:
+        return -np.inf, np.inf, 0.0
+    freedom = len(counts) - 1
+    low, high = stats.chi2(freedom).ppf([0.0005, 0.9995]) / freedom
+    return low, high, counts.var(ddof=1) / counts.mean()
 
 
 @pytest.mark.parametrize("client", CLIENTS)
@@ -132,7 +171,7 @@ def test_closed_loop_for_a_time(server: lp.ReferenceServer, tmp_path: Path) -> N
 
 
 def test_cap_on_requests_in_flight_counts_as_lateness(tmp_path: Path) -> None:
-    """Arrivals k/10 s for k = 0…7, service 0.5 s, one at a time: Lindley says a mean wait of 1.40 s, a last of 2.8 s."""
+    """Arrivals k/10 s for k = 0…7, service 0.5 s, one at a time: Lindley: mean wait 1.40 s, last 2.8 s."""
     with lp.ReferenceServer(ttft_s=0.5, itl_s=0.0) as slow:
         run = lp.run_load(
             slow.url, lp.Constant(10), n=8, output_tokens=1, max_in_flight=1, out=tmp_path / "run", progress=False
@@ -269,6 +308,25 @@ def test_works_in_a_thread_and_inside_a_running_loop(server: lp.ReferenceServer,
     thread.start()
     thread.join(60)
     assert found[0].meta["outcomes"] == {"ok": 10}
+
+
+def test_over_dask(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    pytest.importorskip("distributed", reason="dask is not installed here (it comes with the extra `dask`)")
+    code = f"""
+        import joblib
+        import llmprofile as lp
+        from dask.distributed import Client, LocalCluster
+        if __name__ == "__main__":
+            with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster):
+                with joblib.parallel_config("dask"):
+                    run = lp.run_load({server.url!r}, lp.Poisson(100), n=40, output_tokens=3, processes=2,
+                                      out={str(tmp_path / "run")!r}, progress=False)
+                print(run.meta["outcomes"], len({{w["pid"] for w in run.meta["workers"]}}))
+        """
+    script = tmp_path / "over_dask.py"
+    script.write_text(textwrap.dedent(code))
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split("\n")[0] == "{'ok': 40} 2", done.stderr
 
 
 # --- failures ---
