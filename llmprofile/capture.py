@@ -93,14 +93,16 @@ class CaptureWriter:
 
     def write(self, rows: Sequence[tuple[Any, ...]], cycles: tuple[array[int], array[int]], clock: bytes) -> None:
         """Append and hand to the kernel; called in a thread, since compressing takes milliseconds."""
+        # first what requests can't be read without: a worker may die, or a disk be full, at any point
+        self._clock.write(clock)
+        self._cycles.write(np.stack([np.frombuffer(c, np.int64) for c in cycles], axis=1).tobytes())
+        for file in (self._clock, self._cycles):
+            file.flush()
         for start in range(0, len(rows), 256):
             columns = zip(*rows[start : start + 256], strict=True)
             arrays = [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)]
             self._stream.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
-        self._cycles.write(np.stack([np.frombuffer(c, np.int64) for c in cycles], axis=1).tobytes())
-        self._clock.write(clock)
-        for file in (self._requests, self._cycles, self._clock):
-            file.flush()
+        self._requests.flush()
 
     def close(self) -> None:
         """End the stream properly."""
