@@ -179,6 +179,15 @@ class Board:
     def stop(self, value: bool) -> None:
         self._caller[1] = value
 
+    @property
+    def parent_pid(self) -> int:
+        """The process that asked for the run, and collects it."""
+        return int(self._caller[2])
+
+    @parent_pid.setter
+    def parent_pid(self, value: int) -> None:
+        self._caller[2] = value
+
     def column(self, name: str) -> npt.NDArray[np.int64]:
         """One counter of every worker, (processes,)."""
         return np.asarray(self.workers[:, COUNTERS.index(name)])

@@ -6,6 +6,7 @@ parts. `load` does both for a run that was cut short.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmprofile.capture import STATES, Board
+from llmprofile.errors import UsageError
 from llmprofile.metrics import rates, summarise
 from llmprofile.parsing import Columns, parse_worker, request_table
 from llmprofile.records import (
@@ -125,6 +127,23 @@ def _write_texts(folder: Path, meta: dict[str, Any], workers: list[int]) -> None
     pq.write_table(answers.append_column("prompt", pa.array(texts, pa.string())), folder / "texts.parquet")
 
 
+def _going_on(board: Board) -> bool:
+    """Whether the caller of a run, or one of its workers that has not finished, is still there."""
+    unfinished = board.column("state") != STATES.index("done")
+    pids = {int(pid) for pid in board.column("pid")[unfinished]} | {board.parent_pid}
+    return any(map(_alive, pids - {0, os.getpid()}))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass  # somebody else's, and there
+    return True
+
+
 def load(folder: Path | str, progress: Callable[[int, int], None] | None = None) -> Run:
     """The run of a folder; one that was cut short is first collected from what its workers had written.
 
@@ -144,6 +163,8 @@ def load(folder: Path | str, progress: Callable[[int, int], None] | None = None)
     if not (folder / "capture" / "board.bin").exists():
         return read_run(folder)
     processes, facts = meta["asked"]["processes"], []
+    if _going_on(Board(folder, processes)):
+        raise UsageError(f"the run in {folder} is still going on; wait for it, or stop it")
     for worker in range(processes):
         if progress is not None:
             progress(worker, processes)

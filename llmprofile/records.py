@@ -81,8 +81,7 @@ class Run:
     def _table(self, name: str, schema: pa.Schema) -> pd.DataFrame:
         if name not in self._tables:
             path = self.folder / f"{name}.parquet" if self.folder else None
-            table = pq.read_table(path) if path and path.exists() else schema.empty_table()
-            self._tables[name] = to_frame(table)
+            self._tables[name] = read_table(path) if path and path.exists() else to_frame(schema.empty_table())
         return self._tables[name]
 
     @property
@@ -98,7 +97,7 @@ class Run:
     def _repr_html_(self) -> str:
         cells, notes = summary_cells(self.meta["summary"])
         rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in cells)
-        head = "".join(f"<th>{c}</th>" for c in (self._corner(), *SUMMARY_HEAD))
+        head = "".join(f"<th>{escape(c)}</th>" for c in (self._corner(), *SUMMARY_HEAD))
         lines = [f"<b>{escape(verdict_text(self.meta['verdict']))}</b>", *map(escape, _headlines(self.meta))]
         return (
             f"<div>{'<br>'.join(lines)}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -198,16 +197,30 @@ def write_table(path: Path, parts: Iterable[pa.Table], schema: pa.Schema) -> int
     return rows
 
 
+def read_table(path: Path) -> pd.DataFrame:
+    """A table of a run folder.
+
+    Raises
+    ------
+    UsageError
+        It is no Parquet file, or was cut short.
+    """
+    try:
+        return to_frame(pq.read_table(path))
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+
+
 def read_run(folder: Path | str) -> Run:
     """The run of a folder whose captures were merged; `collect.load` also reads one that was cut short.
 
     Raises
     ------
     UsageError
-        It is no run folder, or not merged.
+        It is no run folder, not merged, or damaged.
     """
     folder = Path(folder)
     meta = read_json(folder)
     if not (folder / "requests.parquet").is_file():
         raise UsageError(f"{folder} holds no requests.parquet: its captures were not merged")
-    return Run(folder, meta, to_frame(pq.read_table(folder / "requests.parquet")))
+    return Run(folder, meta, read_table(folder / "requests.parquet"))

@@ -209,8 +209,8 @@ class StampedClient:
         self._sweeper.cancel()
         for connection in list(self._idle):
             connection.transport.abort()  # under TLS a polite close would wait for the server's
-        while self._idle:
-            await asyncio.sleep(0.001)
+        for _ in range(4):  # TLS, transport and protocol each hear of it one turn of the loop later
+            await asyncio.sleep(0)
 
 
 def has_token(reads: list[Read]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 import sys
 import threading
@@ -59,6 +60,7 @@ class Load:
         write_schedule(folder, schedule)
         write_json(folder, meta)
         self._board = Board(folder, len(jobs), create=True)
+        self._board.parent_pid = os.getpid()
         self._last = self._progress()
         self._ended = "complete"
         self._over = threading.Event()
@@ -69,7 +71,9 @@ class Load:
         backend, _ = joblib.parallel.get_active_backend()
         own = type(backend).__module__ == "joblib._parallel_backends"
         # of joblib's own kinds only loky's processes will do: threads would share one interpreter
-        self._backend: dict[str, Any] = {"backend": "loky", "initializer": ignore_interrupts} if own else {"backend": backend}
+        self._backend: dict[str, Any] = (
+            {"backend": "loky", "initializer": ignore_interrupts} if own else {"backend": backend}
+        )
         threading.Thread(target=self._supervise, name="llmprofile-load", daemon=True).start()
         threading.Thread(target=self._conduct, name="llmprofile-watch", daemon=True).start()
 
@@ -96,8 +100,11 @@ class Load:
 
     def stop(self) -> None:
         """Stop sending and cancel what is in flight; what has been measured is kept."""
+        self._stop("stopped")
+
+    def _stop(self, ended: str) -> None:
         if not self._loaded.is_set():
-            self._ended = "stopped"
+            self._ended = ended
             self._board.stop = True
 
     def wait(self) -> Run:
@@ -111,8 +118,7 @@ class Load:
         try:
             self._watch_bar()
         except KeyboardInterrupt:
-            self.stop()
-            self._ended = "interrupted"
+            self._stop("interrupted")
             self._watch_bar()
         if self._failure is not None:
             raise self._failure
@@ -142,8 +148,7 @@ class Load:
                 return
         board.start_ns = monotonic_ns() + s_to_ns(0.05)
         if not self._loaded.wait(self._bound_s()):
-            self._ended = "stopped"
-            board.stop = True
+            self._stop("stopped")
 
     def _bound_s(self) -> float:
         asked = self._meta["asked"]

@@ -286,6 +286,8 @@ def test_a_load_is_watched_and_stopped(server: lp.ReferenceServer, tmp_path: Pat
     while load_.progress.done < 20:
         assert not waited.wait(0.02)
     assert load_.progress.state == "running"
+    with pytest.raises(lp.UsageError, match="still going on"):
+        lp.load(tmp_path / "run")
     assert (tmp_path / "run" / "capture" / "requests-0.arrows").stat().st_mode & 0o777 == stat.S_IRUSR | stat.S_IWUSR
     load_.stop()
     run = load_.wait()
