@@ -28,6 +28,8 @@ from llmprofile.capture import (
 )
 from llmprofile.units import MISSING_NS
 
+seeded = settings(derandomize=True, deadline=None)
+
 NO_CYCLES = (array("q"), array("q"))
 
 
@@ -81,7 +83,7 @@ exchanges = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(seeded, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(batches=st.lists(st.lists(exchanges, max_size=4), max_size=3))
 def test_exchanges_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, batches: Any) -> None:
     folder = tmp_path_factory.mktemp("run")
@@ -160,7 +162,7 @@ def test_a_full_disk_keeps_what_was_written_and_the_clock_it_needs(folder: Path)
     writer.close()
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(seeded, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(pairs=st.lists(st.tuples(stamps_ns, stamps_ns), max_size=10), torn=st.binary(max_size=15))
 def test_pairs_lose_no_more_than_a_torn_tail(folder: Path, pairs: list[tuple[int, int]], torn: bytes) -> None:
     whole = np.array(pairs, np.int64).reshape(-1, 2)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from certificates import TlsFiles
@@ -41,6 +41,8 @@ from llmprofile.clock import (
     wall_minus_monotonic_ns,
 )
 from llmprofile.units import MISSING_NS, NS_PER_S
+
+seeded = settings(derandomize=True, deadline=None)
 
 SAMPLE_NS = 100_000
 MS = 1_000_000
@@ -235,6 +237,7 @@ def test_a_stamped_socket_is_ready_for_asyncio() -> None:
 # stamps on the monotonic clock
 
 
+@seeded
 @given(times=st.lists(st.tuples(st.integers(1, 2**33), st.integers(0, NS_PER_S - 1)), max_size=20))
 def test_stamps_are_struct_timespecs(times: list[tuple[int, int]]) -> None:
     stamps = b"".join(struct.pack("qq", *t) for t in times)
@@ -282,6 +285,7 @@ def stepped_clocks(draw: st.DrawFn) -> tuple[Any, Any, Any, Any]:
     return truth_ns, truth_ns + offset_ns, seen_ns, np.stack([samples_ns, sampled_ns], axis=1)
 
 
+@seeded
 @given(clock=stepped_clocks(), missing=st.integers(0, 5))
 def test_stamps_come_through_a_step_of_the_wall_clock(clock: Any, missing: int) -> None:
     truth_ns, wall_ns, seen_ns, offsets = clock
@@ -306,6 +310,7 @@ def test_a_stamp_that_waited_longer_than_the_step_is_safe_after_the_next_sample(
     assert to_monotonic(np.array([1490 * MS + 5 * MS]), np.array([1500 * MS]), offsets).tolist() == [1490 * MS]
 
 
+@seeded
 @given(clock=stepped_clocks(), noise=st.randoms(use_true_random=False))
 def test_a_noisy_sample_does_not_turn_a_step_round(clock: Any, noise: Any) -> None:
     truth_ns, wall_ns, seen_ns, offsets = clock
@@ -313,6 +318,7 @@ def test_a_noisy_sample_does_not_turn_a_step_round(clock: Any, noise: Any) -> No
     assert np.abs(to_monotonic(wall_ns, seen_ns, noisy) - truth_ns).max() <= 20_001
 
 
+@seeded
 @given(drift=st.floats(-4e-4, 4e-4), delays=st.lists(st.integers(0, 500 * MS), min_size=1, max_size=20))
 def test_a_drift_costs_no_more_than_it_moves_between_stamp_and_reading(drift: float, delays: list[int]) -> None:
     samples_ns = 10**12 + np.arange(5) * NS_PER_S
@@ -329,6 +335,7 @@ def test_no_reads_are_no_stamps() -> None:
     assert len(to_monotonic(none, none, np.array([[0, 0]]))) == 0
 
 
+@seeded
 @given(jumps=st.lists(st.integers(-3 * STEP_NS, 3 * STEP_NS), max_size=20))
 def test_clock_steps_are_jumps_of_more_than_a_millisecond(jumps: list[int]) -> None:
     offsets = np.stack([np.arange(len(jumps) + 1) * NS_PER_S, np.cumsum([10**15, *jumps])], axis=1)
@@ -355,6 +362,7 @@ def test_a_wait_is_never_shorter_than_asked_and_not_rounded_to_milliseconds(time
     assert min(over_ns) < 500_000
 
 
+@seeded
 @given(timeouts_s=st.lists(st.floats(-1, 0) | st.floats(1e-9, 0.003), max_size=5))
 def test_polls_are_recorded_in_order(timeouts_s: list[float]) -> None:
     with CycleSelector() as selector:

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmprofile.errors import LlmprofileError, UsageError, one_of, positive, whole
+
+seeded = settings(derandomize=True, deadline=None)
 
 NOT_NUMBERS: list[Any] = [True, False, None, "3", b"3", [3], (), {}, 1j, np.array([1.0, 2.0]), np.bool_(True), object]
 
@@ -34,11 +36,13 @@ def test_one_of_names_what_is_allowed() -> None:
     assert said == "client must be one of stamped, conventional; not fast"
 
 
+@seeded
 @given(value=st.floats(min_value=0, exclude_min=True, allow_infinity=False) | st.integers(1, 10**30))
 def test_positive_returns_what_it_was_given(value: float) -> None:
     assert positive("rate_per_s", value) is value
 
 
+@seeded
 @given(value=st.floats(max_value=0) | st.just(math.nan) | st.just(math.inf) | st.integers(max_value=0))
 def test_positive_refuses_every_other_number(value: float) -> None:
     assert sentence(positive, "rate_per_s", value).startswith("rate_per_s must be a number above 0; not ")
@@ -58,6 +62,7 @@ def test_positive_takes_the_numbers_of_numpy_and_fractions_but_none_that_is_too_
         assert "must be a number above 0" in sentence(positive, "rate_per_s", value)
 
 
+@seeded
 @given(least=st.integers(-5, 5), value=st.integers(-(10**18), 10**18))
 def test_whole_takes_whole_numbers_from_the_least_on(least: int, value: int) -> None:
     if value >= least:

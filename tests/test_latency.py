@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmprofile.latency import CLOCKS, LATENCIES, SUFFIX, derive_latencies, is_bounded, token_gaps
 from llmprofile.units import MISSING_NS
+
+seeded = settings(derandomize=True, deadline=None)
 
 MS = 1_000_000
 STAMPS = ["due", "begun", "sent", "sent_last"] + [
@@ -162,6 +164,7 @@ def requests(draw: st.DrawFn) -> tuple[dict[str, Any], Any, Any]:
     return stamps, streamed, streamed + draw(st.integers(0, 100))
 
 
+@seeded
 @given(case=requests())
 def test_the_identities_hold_on_every_clock(case: tuple[dict[str, Any], Any, Any]) -> None:
     stamps, streamed, n = case
@@ -176,6 +179,7 @@ def test_the_identities_hold_on_every_clock(case: tuple[dict[str, Any], Any, Any
         assert found[f"e2e_due{suffix}"] == pytest.approx(e2e_s + late_s, rel=1e-12, abs=1e-9)
 
 
+@seeded
 @given(case=requests())
 def test_the_bias_is_the_sum_of_its_parts(case: tuple[dict[str, Any], Any, Any]) -> None:
     stamps, streamed, n = case
@@ -191,6 +195,7 @@ def test_the_bias_is_the_sum_of_its_parts(case: tuple[dict[str, Any], Any, Any])
         assert bias_s == pytest.approx(sum(parts_ns.values()) / 1e9, rel=1e-12, abs=1e-10)
 
 
+@seeded
 @given(case=requests(), gone=st.sets(st.sampled_from(STAMPS), max_size=8))
 def test_a_missing_stamp_makes_missing_figures_and_never_wrong_ones(case: Any, gone: set[str]) -> None:
     stamps, streamed, n = case
@@ -235,6 +240,7 @@ events = st.lists(  # a request: its events as (gap to the one before, tokens)
 )
 
 
+@seeded
 @given(streams=events)
 def test_a_requests_gaps_sum_to_last_minus_first_and_are_one_fewer_than_tokens(streams: Any) -> None:
     ids = np.repeat(np.arange(len(streams)), [len(s) for s in streams]).astype(np.int64)

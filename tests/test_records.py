@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmprofile.errors import UsageError
@@ -32,6 +32,8 @@ from llmprofile.records import (
     write_json,
     write_table,
 )
+
+seeded = settings(derandomize=True, deadline=None)
 
 # the columns of the run folder, as other programs read them
 
@@ -84,6 +86,7 @@ def test_the_tables_have_the_columns_that_other_programs_read() -> None:
 late_ns = st.integers(2**53 + 1, 2**62) | st.none()
 
 
+@seeded
 @given(stamps=st.lists(late_ns, max_size=10), flags=st.lists(st.booleans() | st.none(), max_size=10))
 def test_integers_with_gaps_stay_integers_to_the_nanosecond(stamps: list[Any], flags: list[Any]) -> None:
     n = min(len(stamps), len(flags))

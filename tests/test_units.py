@@ -7,14 +7,17 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmprofile.units import MISSING_NS, elapsed_s, ns_to_s, s_to_ns, show_rate, show_time
 
+seeded = settings(derandomize=True, deadline=None)
+
 stamps = st.integers(-(2**61), 2**61)
 
 
+@seeded
 @given(duration_ns=st.integers(-(2**50), 2**50))
 def test_nanoseconds_survive_seconds(duration_ns: int) -> None:
     assert s_to_ns(ns_to_s(duration_ns)) == duration_ns
@@ -24,6 +27,7 @@ def test_ns_to_s_takes_arrays() -> None:
     assert ns_to_s(np.array([0, 1_500_000])).tolist() == [0.0, 0.0015]
 
 
+@seeded
 @given(pairs=st.lists(st.tuples(stamps | st.just(MISSING_NS), stamps | st.just(MISSING_NS)), min_size=1))
 def test_elapsed_is_the_difference_or_missing(pairs: list[tuple[int, int]]) -> None:
     later_ns, earlier_ns = np.array(pairs, np.int64).T
@@ -61,6 +65,7 @@ def test_show_time(seconds: float, shown: str) -> None:
 SIZES = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
+@seeded
 @given(seconds=st.floats(1e-6, 1e5) | st.floats(-1e5, -1e-6))
 def test_a_shown_time_is_within_half_of_its_last_digit(seconds: float) -> None:
     number, unit = show_time(seconds).split()
@@ -85,6 +90,7 @@ def test_show_rate(per_s: float, shown: str) -> None:
     assert show_rate(per_s) == shown
 
 
+@seeded
 @given(per_s=st.floats(0.001, 1e9))
 def test_a_shown_rate_has_four_right_digits_and_no_exponent(per_s: float) -> None:
     shown = show_rate(per_s)
