@@ -111,8 +111,9 @@ def start_load(
 
     Examples
     --------
-    >>> load = start_load(server.url, Poisson(rate_per_s=50), n=10, output_tokens=4)  # doctest: +SKIP
-    >>> run = load.wait()  # doctest: +SKIP
+    >>> load = lp.start_load(server.url, lp.Poisson(rate_per_s=50), n=10, output_tokens=4)
+    >>> load.wait().meta["outcomes"]
+    {'ok': 10}
     """
     asked = dict(locals())
     target = parse_target(url, headers, api_key_env, ca_file, verify)
