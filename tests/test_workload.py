@@ -131,7 +131,7 @@ def dispersion_is_poissons(due: Any, window: float, level: float = 0.99) -> bool
 def test_dealt_poisson_arrivals_are_poisson_pooled_and_in_each_worker(processes: int) -> None:
     held = {"dispersion": 0, "gaps": 0}
     tried = dict.fromkeys(held, 0)
-    for seed in range(40):
+    for seed in range(25):
         schedule = draw_schedule(Poisson(100), n=20_000 * processes, processes=processes, seed=seed)
         for due in streams(schedule, processes):
             tried["gaps"] += 1
