@@ -20,6 +20,33 @@ Ints = npt.NDArray[np.int64]
 CLOCKS = ("wire", "seen", "handled")
 SUFFIX = {"wire": "_s", "seen": "_seen_s", "handled": "_handled_s"}
 LATENCIES = ("ttft", "first_content", "ttft_due", "e2e", "e2e_due", "tpot", "ntpot")
+LABELS = {
+    "ttft_s": "TTFT",
+    "first_content_s": "first content",
+    "ttft_due_s": "TTFT from due",
+    "e2e_s": "E2E",
+    "e2e_due_s": "E2E from due",
+    "tpot_s": "TPOT",
+    "ntpot_s": "NTPOT",
+    "itl": "ITL",
+    "lateness_s": "lateness",
+    "connect_s": "connection set-up",
+}
+"""Every metric, by the name it has in code, and as people read it."""
+CLOCKLESS = ("lateness_s", "connect_s")
+
+
+def column_of(metric: str, clock: str) -> str:
+    """The column of the request table that holds a metric as a clock has it.
+
+    Examples
+    --------
+    >>> column_of("ttft_s", "seen"), column_of("lateness_s", "seen")
+    ('ttft_seen_s', 'lateness_s')
+    """
+    return metric if metric in CLOCKLESS else metric.removesuffix("_s") + SUFFIX[clock]
+
+
 BRACKET_S, BRACKET_SHARE = 1e-4, 0.01
 """A latency is bounded, not measured, when its bracket is wider than 0.1 ms and than 1 % of it."""
 

@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import sparse
 
 from llmprofile.errors import one_of
-from llmprofile.latency import CLOCKS, LATENCIES, SUFFIX, token_gaps
+from llmprofile.latency import CLOCKS, LABELS, column_of, token_gaps
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS
 
@@ -27,7 +27,6 @@ CELLS_PER_BLOCK = 10
 RESAMPLES = 500
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
 STATISTICS = ("mean", *QUANTILES)
-SUMMARY_METRICS = (*LATENCIES, "itl", "lateness", "connect")
 
 
 def run_clock(run: Run) -> str:
@@ -73,9 +72,9 @@ def summarise(run: Run, clock: str | None = None) -> list[dict[str, Any]]:
     """The rows of `summary`, plain: NaN as None, ready for JSON."""
     clock = one_of("clock", clock or run_clock(run), CLOCKS)
     ok = run.requests[run.requests["outcome"] == "ok"]
-    block_s = max(1.0, 10 * _mean(ok[f"e2e{SUFFIX[clock]}"]))
+    block_s = max(1.0, 10 * _mean(ok[column_of("e2e_s", clock)]))
     rows = []
-    for metric in SUMMARY_METRICS:
+    for metric in LABELS:
         values, at_s = _sample(run, ok, metric, clock)
         known = ~np.isnan(values)
         row = describe(values[known], at_s[known], block_s)
@@ -88,8 +87,8 @@ def _sample(run: Run, ok: pd.DataFrame, metric: str, clock: str) -> tuple[Floats
     if metric == "itl":
         gaps = inter_token_s(run, clock)
         return gaps["itl_s"].to_numpy(float), gaps["at_ns"].to_numpy(float) / 1e9
-    column = f"{metric}_s" if metric in ("lateness", "connect") else f"{metric}{SUFFIX[clock]}"
-    return ok[column].to_numpy(float, na_value=np.nan), ok["begun_ns"].to_numpy(float, na_value=np.nan) / 1e9
+    values, begun_ns = ok[column_of(metric, clock)], ok["begun_ns"]
+    return values.to_numpy(float, na_value=np.nan), begun_ns.to_numpy(float, na_value=np.nan) / 1e9
 
 
 def _tokens_note(run: Run, ok: pd.DataFrame) -> str:
@@ -136,9 +135,7 @@ def describe(values: Floats, at_s: Floats, block_s: float) -> dict[str, Any]:
     return {**row, "note": "; ".join(filter(None, [*notes, why if n else "no values"]))}
 
 
-def block_intervals(
-    values: Floats, at_s: Floats, block_s: float, level: float = 0.95
-) -> tuple[Intervals, str]:
+def block_intervals(values: Floats, at_s: Floats, block_s: float, level: float = 0.95) -> tuple[Intervals, str]:
     """Percentile intervals of the mean and quantiles by a moving-block bootstrap over time (Künsch 1989).
 
     Values are counted into fine bins of their own quantiles (exact up to 4000 different values), in cells of a

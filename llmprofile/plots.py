@@ -19,11 +19,11 @@ import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from llmprofile.errors import UsageError, one_of, whole
-from llmprofile.latency import CLOCKS, SUFFIX
-from llmprofile.metrics import QUANTILES, SUMMARY_METRICS, describe, inter_token_s, run_clock
+from llmprofile.latency import CLOCKLESS, CLOCKS, LABELS, column_of
+from llmprofile.metrics import QUANTILES, describe, inter_token_s, run_clock
 from llmprofile.records import Run
 from llmprofile.units import show_time
 
@@ -37,8 +37,6 @@ LINE_PT = 11.0
 LOG_FROM = 8.0
 """A time axis is logarithmic when its 99.5th percentile is this many times its 0.5th."""
 
-_NAMES = {"itl": "ITL", "lateness": "lateness", "connect": "connection set-up", "first_content": "first content"}
-_CLOCKLESS = ("lateness", "connect")
 _STYLE: dict[Any, Any] = {
     "font.size": 9.5,
     "axes.titlesize": 10.5,
@@ -112,7 +110,7 @@ def _axes(ax: Axes | None) -> Axes:
 
 
 @_styled
-def clocks(run: Run, metric: str = "ttft", ax: Axes | None = None) -> Axes:
+def clocks(run: Run, metric: str = "ttft_s", ax: Axes | None = None) -> Axes:
     """One latency on two clocks: on the wire, and as this client would have reported it by its own clock.
 
     The client's own clock is handled for a conventional run and seen for any other. What lies between the curves is
@@ -135,7 +133,7 @@ def clocks(run: Run, metric: str = "ttft", ax: Axes | None = None) -> Axes:
     >>> [line.get_label() for line in clocks(run, ax=blank_axes()).lines]
     ['seen', 'wire']
     """
-    one_of("metric", metric, [name for name in SUMMARY_METRICS if name not in _CLOCKLESS])
+    one_of("metric", metric, [name for name in LABELS if name not in CLOCKLESS])
     own = "handled" if run.client == "conventional" else "seen"
     wire_s, own_s = _values(run, metric, "wire", own)
     ax = _axes(ax)
@@ -150,11 +148,11 @@ def clocks(run: Run, metric: str = "ttft", ax: Axes | None = None) -> Axes:
         _beside(ax, at, f"{clock} clock\nmean {show_time(values_s.mean())}", CLOCK_COLOURS[clock], above)
     text = f"the client's own clock is off by {_difference(own_s.mean() - wire_s.mean(), wire_s.mean())} in the mean"
     ax.annotate(text, (0.985, 0.04), xycoords="axes fraction", ha="right", color=INK)
-    return _label(ax, run, metric, f"{_name(metric)} on two clocks")
+    return _label(ax, run, metric, f"{LABELS[metric]} on two clocks")
 
 
 @_styled
-def latency(run: Run, metric: str = "ttft", clock: str | None = None, ax: Axes | None = None) -> Axes:
+def latency(run: Run, metric: str = "ttft_s", clock: str | None = None, ax: Axes | None = None) -> Axes:
     """How a latency of the `ok` requests is distributed, with its p50, p90 and p99 where the sample supports them.
 
     Parameters
@@ -173,10 +171,10 @@ def latency(run: Run, metric: str = "ttft", clock: str | None = None, ax: Axes |
 
     Examples
     --------
-    >>> [line.get_label() for line in latency(run, "e2e", clock="wire", ax=blank_axes()).lines]
+    >>> [line.get_label() for line in latency(run, "e2e_s", clock="wire", ax=blank_axes()).lines]
     ['wire', 'p50', 'p90', 'p99']
     """
-    one_of("metric", metric, SUMMARY_METRICS)
+    one_of("metric", metric, LABELS)
     clock = one_of("clock", clock or run_clock(run), CLOCKS)
     (values_s,), ax = _values(run, metric, clock), _axes(ax)
     _time_axis(ax, values_s)
@@ -187,8 +185,8 @@ def latency(run: Run, metric: str = "ttft", clock: str | None = None, ax: Axes |
         if row[name] is not None:
             ax.plot(row[name], q, "o", color=colour, ms=5, label=name)
             _beside(ax, (row[name], q), f"{name}  {show_time(row[name])}", INK)
-    where = "" if metric in _CLOCKLESS else f" on the {clock} clock"
-    return _label(ax, run, metric, f"{_name(metric)}{where}")
+    where = "" if metric in CLOCKLESS else f" on the {clock} clock"
+    return _label(ax, run, metric, f"{LABELS[metric]}{where}")
 
 
 def ntpot(run: Run, ax: Axes | None = None) -> Axes:
@@ -199,7 +197,7 @@ def ntpot(run: Run, ax: Axes | None = None) -> Axes:
     >>> ntpot(run, blank_axes()).get_xlabel()
     'NTPOT (ms)'
     """
-    return latency(run, "ntpot", ax=ax)
+    return latency(run, "ntpot_s", ax=ax)
 
 
 @_styled
@@ -269,11 +267,7 @@ def error_against_rate(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         raise UsageError("the table holds no run, so there is nothing to draw")
     ax = _axes(ax)
     _rate_axis(ax, sorted(table["rate_per_s"].unique()))
-    errors_s = table[["error_mean_s", "error_p99_s"]].to_numpy(float)
-    if (errors_s <= 0).any():  # what is below zero has no logarithm
-        ax.set_yscale("symlog", linthresh=1e-5)
-    else:
-        ax.set_yscale("log")
+    _error_axis(ax, table[["error_mean_s", "error_p99_s"]].to_numpy(float))
     if "true_mean_s" in table:
         _true_line(ax, float(table["true_mean_s"].median()))
     ends = []
@@ -281,12 +275,12 @@ def error_against_rate(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         colour = CLIENT_COLOURS.get(str(client), GREEN)
         rates, mean_s, p99_s = (runs[c].to_numpy(float) for c in ("rate_per_s", "error_mean_s", "error_p99_s"))
         ax.plot(rates, mean_s, "o-", color=colour, ms=5, label=f"{client} mean")
-        ax.plot(rates, p99_s, "--", color=colour, lw=1.0, label=f"{client} p99")
+        ax.plot(rates, p99_s, ".--", color=colour, lw=1.0, label=f"{client} p99")
         ends += [(rates[-1], e[-1], f"{client}, {what}", colour) for e, what in ((mean_s, "mean"), (p99_s, "p99"))]
     _name_ends(ax, ends)
-    ax.yaxis.set_major_formatter(FuncFormatter(_milliseconds))
-    ax.set(xlabel="rate (requests/s)", ylabel="error of the reported TTFT (ms)")
-    ax.set_title("How far off the reported TTFT is")
+    ax.set(
+        xlabel="rate (requests/s)", ylabel="error of the reported TTFT (ms)", title="How far off the reported TTFT is"
+    )
     return ax
 
 
@@ -296,21 +290,16 @@ def _values(run: Run, metric: str, *on: str) -> list[Floats]:
     if metric == "itl":
         values_s = [inter_token_s(run, clock)["itl_s"].to_numpy(float) for clock in on]
     else:
-        names = [f"{metric}_s" if metric in _CLOCKLESS else f"{metric}{SUFFIX[clock]}" for clock in on]
+        names = [column_of(metric, clock) for clock in on]
         known = ok[names].dropna()
         values_s = [known[name].to_numpy(float) for name in names]
     if not all(len(v) for v in values_s):
-        raise UsageError(f"no ok request of this run has {_name(metric)} on the {' and the '.join(on)} clock")
+        raise UsageError(f"no ok request of this run has {LABELS[metric]} on the {' and the '.join(on)} clock")
     return values_s
 
 
 def _since(stamps_ns: pd.Series, origin_ns: int) -> Floats:
     return ((stamps_ns - origin_ns) / 1e9).to_numpy(float, na_value=np.nan)
-
-
-def _name(metric: str) -> str:
-    name = _NAMES.get(metric, metric.upper())
-    return name.replace("_DUE", " from due")
 
 
 def _difference(gap_s: float, of_s: float) -> str:
@@ -322,6 +311,12 @@ def _difference(gap_s: float, of_s: float) -> str:
 
 def _milliseconds(seconds: float, _: Any = None) -> str:
     return f"{seconds * 1e3:.6g}"
+
+
+def _two_and_five_milliseconds(seconds: float, _: Any = None) -> str:
+    """Between the decades of a logarithmic axis that has few of them."""
+    text = _milliseconds(seconds)
+    return text if text.strip("0.") in ("2", "5") else ""
 
 
 def _time_axis(ax: Axes, values_s: Floats) -> None:
@@ -351,6 +346,16 @@ def _rate_axis(ax: Axes, rates_per_s: list[float]) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
 
 
+def _error_axis(ax: Axes, errors_s: Floats) -> None:
+    if (errors_s <= 0).any():  # what is below zero has no logarithm
+        ax.set_yscale("symlog", linthresh=1e-5)
+    else:
+        ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(FuncFormatter(_milliseconds))
+    wide = np.nanmax(np.abs(errors_s), initial=0.0) > 100 * np.nanmin(np.abs(errors_s), initial=1.0)
+    ax.yaxis.set_minor_formatter(NullFormatter() if wide else FuncFormatter(_two_and_five_milliseconds))
+
+
 def _true_line(ax: Axes, true_s: float) -> None:
     """The scale against which an error is small or large."""
     ax.axhline(true_s, color=GREY, lw=0.9, ls=":", label="true TTFT")
@@ -373,5 +378,5 @@ def _label(ax: Axes, run: Run, metric: str, title: str) -> Axes:
     ok, n = int((run.requests["outcome"] == "ok").sum()), len(run.requests)
     requests = f"{n:,} requests" if ok == n else f"the {ok:,} ok of {n:,} requests"
     ylabel = f"share of the tokens of {requests}" if metric == "itl" else f"share of {requests}"
-    ax.set(ylim=(0, 1.02), xlabel=f"{_name(metric)} (ms)", ylabel=ylabel, title=f"{title}, {run.client} client")
+    ax.set(ylim=(0, 1.02), xlabel=f"{LABELS[metric]} (ms)", ylabel=ylabel, title=f"{title}, {run.client} client")
     return ax

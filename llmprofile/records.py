@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from llmprofile.errors import UsageError
-from llmprofile.latency import CLOCKS, LATENCIES, SUFFIX
+from llmprofile.latency import CLOCKS, LABELS, LATENCIES, SUFFIX
 from llmprofile.units import show_rate, show_time
 
 FORMAT = 1
@@ -126,6 +126,10 @@ def _headlines(meta: dict[str, Any]) -> list[str]:
     return [f"run {meta['run_id']}: {counts or 'nothing yet'}{ended}", ", ".join(rates)]
 
 
+def _label(row: dict[str, Any]) -> str:
+    return LABELS.get(row["metric"], str(row["metric"]))
+
+
 SUMMARY_HEAD = ("n", "mean", "p50", "p90", "p99")
 
 
@@ -135,11 +139,11 @@ def summary_cells(summary: list[dict[str, Any]]) -> tuple[list[list[str]], list[
     Times are in the unit that reads best, with their intervals in brackets.
     """
     shown = [row for row in summary if row["n"]]
-    cells = [[row["metric"], str(row["n"]), *(_with_interval(row, s) for s in SUMMARY_HEAD[1:])] for row in shown]
+    cells = [[_label(row), str(row["n"]), *(_with_interval(row, s) for s in SUMMARY_HEAD[1:])] for row in shown]
     owners: dict[str, list[str]] = {}
     for row in shown:
         for note in filter(None, row["note"].split("; ")):
-            owners.setdefault(note, []).append(row["metric"])
+            owners.setdefault(note, []).append(_label(row))
     notes = [
         note if len(metrics) == len(shown) else f"{', '.join(metrics)}: {note}" for note, metrics in owners.items()
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from llmprofile.errors import one_of
-from llmprofile.latency import CLOCKS, SUFFIX
+from llmprofile.latency import CLOCKS, LABELS, column_of
 from llmprofile.metrics import run_clock
 from llmprofile.records import Run
 from llmprofile.units import show_rate, show_time
@@ -151,11 +151,11 @@ def _bounded(run: Run, clock: str, most: float) -> list[str]:
 def _bias(run: Run, clock: str) -> tuple[str, float, float]:
     """(metric, mean bias, mean truth) of the clock against the wire, over requests that have both; NaN without any."""
     ok = _ok(run)
-    for metric in ("ttft", "e2e"):
-        reported, true = (ok[f"{metric}{SUFFIX[c]}"].to_numpy(float, na_value=np.nan) for c in (clock, "wire"))
+    for metric in ("ttft_s", "e2e_s"):
+        reported, true = (ok[column_of(metric, c)].to_numpy(float, na_value=np.nan) for c in (clock, "wire"))
         both = ~np.isnan(reported) & ~np.isnan(true)
         if both.any():
-            return metric.upper(), float(np.mean((reported - true)[both])), float(np.mean(true[both]))
+            return LABELS[metric], float(np.mean((reported - true)[both])), float(np.mean(true[both]))
     return "TTFT", math.nan, math.nan
 
 

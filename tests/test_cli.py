@@ -37,7 +37,7 @@ SMALL = ("--rate", "100", "--requests", "20", "--output-tokens", "4", "--seed", 
 def test_a_run_prints_its_table_and_verdict(server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", server.url, *SMALL]) == 0
     out = capsys.readouterr().out
-    assert "wire clock" in out and "ttft" in out and "20 ok" in out
+    assert "wire clock" in out and "TTFT" in out and "20 ok" in out
     assert out.split(":")[0] in ("trustworthy", "biased", "invalid")
     (folder,) = Path("runs").iterdir()
     assert f"run folder: {Path('runs') / folder.name}" in out

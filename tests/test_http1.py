@@ -224,9 +224,7 @@ def test_never_raises_on_any_bytes() -> None:
         raw = bytearray(rng.choice(seeds))
         for _ in range(rng.randint(1, 4)):
             at = rng.randrange(len(raw) + 1)
-            raw[at : at + rng.randint(0, 2)] = rng.choice(
-                (b"", b"\r\n", b"0", b":", b"\xff", rng.randbytes(2))
-            )
+            raw[at : at + rng.randint(0, 2)] = rng.choice((b"", b"\r\n", b"0", b":", b"\xff", rng.randbytes(2)))
         cut = rng.randrange(len(raw) + 1)
         reads = [bytes(raw[:cut]), bytes(raw[cut:])]
         response = parse(reads, eof=rng.random() < 0.5)

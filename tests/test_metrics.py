@@ -247,16 +247,23 @@ UNSTAMPED = {f"{token}_wire_ns": MISSING for token in ("first", "content", "last
 def test_a_summary_on_each_clock(clock: str, ttft_s: float, e2e_s: float) -> None:
     table = summary(make_run(failed=(3, 5)), clock)
     assert table.index.name == f"{clock} clock"
-    assert table["n"].to_dict() == dict.fromkeys(table.index, 10) | {"itl": 30, "connect": 0}
-    means = {"ttft": ttft_s, "first_content": ttft_s, "e2e": e2e_s, "tpot": 0.01, "ntpot": e2e_s / 4, "itl": 0.01}
+    assert table["n"].to_dict() == dict.fromkeys(table.index, 10) | {"itl": 30, "connect_s": 0}
+    means = {
+        "ttft_s": ttft_s,
+        "first_content_s": ttft_s,
+        "e2e_s": e2e_s,
+        "tpot_s": 0.01,
+        "ntpot_s": e2e_s / 4,
+        "itl": 0.01,
+    }
     due_s = {"wire": 0.003, "seen": 0.002, "handled": 0.002}[clock]
-    means |= {"ttft_due": ttft_s + due_s, "e2e_due": e2e_s + due_s, "lateness": 0.003}
+    means |= {"ttft_due_s": ttft_s + due_s, "e2e_due_s": e2e_s + due_s, "lateness_s": 0.003}
     for name, mean_s in means.items():
         assert table.loc[name, ["mean", "p50", "p90"]].tolist() == pytest.approx([mean_s] * 3), name
     assert table["p99"].isna().all()
-    assert "p99 needs 100 values" in table.loc["ttft", "note"]
-    assert table.loc["connect", "note"] == "no values"
-    assert np.isnan(table.loc["connect", "mean"])
+    assert "p99 needs 100 values" in table.loc["ttft_s", "note"]
+    assert table.loc["connect_s", "note"] == "no values"
+    assert np.isnan(table.loc["connect_s", "mean"])
 
 
 def test_only_ok_requests_enter_a_summary() -> None:
@@ -264,7 +271,7 @@ def test_only_ok_requests_enter_a_summary() -> None:
     for name in ("first_wire_ns", "last_wire_ns"):
         slow[name] = slow[name] + np.where(np.arange(12) == 7, 10**10, 0)
     run = make_run(failed=(7,), **{k: slow[k] for k in ("first_wire_ns", "last_wire_ns")})
-    assert summary(run).loc[["ttft", "e2e", "itl"], "mean"].tolist() == pytest.approx([0.02, 0.05, 0.01])
+    assert summary(run).loc[["ttft_s", "e2e_s", "itl"], "mean"].tolist() == pytest.approx([0.02, 0.05, 0.01])
     assert set(inter_token_s(run, "wire")["request_id"]) == set(range(12)) - {7}
 
 
@@ -274,8 +281,8 @@ def test_a_run_is_read_on_the_clock_of_its_client() -> None:
     blind = make_run(**UNSTAMPED)
     assert run_clock(blind) == "seen"
     assert summary(blind).index.name == "seen clock"
-    assert summary(blind).loc["ttft", "mean"] == pytest.approx(0.022)
-    assert summary(blind, "wire").loc["ttft", "note"] == "no values"
+    assert summary(blind).loc["ttft_s", "mean"] == pytest.approx(0.022)
+    assert summary(blind, "wire").loc["ttft_s", "note"] == "no values"
     ends_alone = {name: MISSING for name in UNSTAMPED if not name.startswith("last")}
     assert run_clock(make_run(**ends_alone)) == "wire"  # not a stream
 
@@ -310,7 +317,7 @@ def test_a_long_run_has_intervals_around_its_figures() -> None:
     jitter_ns = rng.integers(0, 5 * MS, 600)
     run = make_run(600, **{name: stamps[name] + jitter_ns for name in ("first_wire_ns", "last_wire_ns")})
     table = summary(run)
-    ttft = table.loc["ttft"]
+    ttft = table.loc["ttft_s"]
     assert ttft["note"] == ""
     for name in STATISTICS:
         assert ttft[f"{name}_lo"] <= ttft[name] <= ttft[f"{name}_hi"]

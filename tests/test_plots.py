@@ -73,7 +73,7 @@ def ok_values(run: Run, column: str) -> np.ndarray:
 @pytest.mark.parametrize(("client", "own"), [("conventional", "handled"), ("stamped", "seen")])
 def test_clocks_draws_both_distributions_of_the_ok_requests(client: str, own: str) -> None:
     run = make_run(client)
-    drawn = lines(plots.clocks(run, "ttft", plots.blank_axes()))
+    drawn = lines(plots.clocks(run, "ttft_s", plots.blank_axes()))
     assert list(drawn) == [own, "wire"]
     for clock, (x_s, share) in drawn.items():
         assert x_s[1:] == pytest.approx(ok_values(run, f"ttft{SUFFIX[clock]}"))
@@ -82,7 +82,7 @@ def test_clocks_draws_both_distributions_of_the_ok_requests(client: str, own: st
 
 def test_clocks_shades_and_names_the_gap_between_the_means() -> None:
     run = make_run()
-    ax = plots.clocks(run, "ttft", plots.blank_axes())
+    ax = plots.clocks(run, "ttft_s", plots.blank_axes())
     wire_s = ok_values(run, "ttft_s")
     edges = np.concatenate([p.vertices for p in ax.collections[0].get_paths()])[:, 0]
     assert (edges.min(), edges.max()) == pytest.approx((wire_s.min(), wire_s.max() + GAP_S))
@@ -92,7 +92,7 @@ def test_clocks_shades_and_names_the_gap_between_the_means() -> None:
 def test_clocks_compares_requests_that_have_both_clocks() -> None:
     run = make_run()
     run.requests.loc[:99, "ttft_s"] = np.nan
-    ax = plots.clocks(run, "ttft", plots.blank_axes())
+    ax = plots.clocks(run, "ttft_s", plots.blank_axes())
     assert {len(x_s) for x_s, _ in lines(ax).values()} == {N - FAILED - 100 + 1}
     assert "+2.00 ms" in texts(ax)
 
@@ -105,11 +105,11 @@ def test_clocks_takes_inter_token_latency() -> None:
     assert "tokens of the 240 ok of 250 requests" in ax.get_ylabel()
 
 
-@pytest.mark.parametrize("metric", ["ttft", "ntpot", "lateness"])
+@pytest.mark.parametrize("metric", ["ttft_s", "ntpot_s", "lateness_s"])
 def test_latency_marks_the_percentiles(metric: str) -> None:
     run = make_run("stamped")
     ax = plots.latency(run, metric, ax=plots.blank_axes())
-    values_s = ok_values(run, f"{metric}_s")
+    values_s = ok_values(run, metric)
     for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         (x_s,), (share,) = lines(ax)[name]
         assert (x_s, share) == pytest.approx((np.quantile(values_s, q), q))
@@ -204,7 +204,7 @@ def test_every_plot_takes_axes_or_makes_its_own_and_leaves_the_settings_alone(dr
 
 
 def test_seconds_are_shown_as_milliseconds() -> None:
-    for metric in ("ttft", "ntpot"):  # a logarithmic axis and a linear one
+    for metric in ("ttft_s", "ntpot_s"):  # a logarithmic axis and a linear one
         ax = plots.latency(make_run(), metric, ax=plots.blank_axes())
         assert ax.get_xlabel().endswith("(ms)")
         assert [ax.xaxis.get_major_formatter()(t) for t in (0.05, 0.0005)] == ["50", "0.5"]
@@ -212,18 +212,18 @@ def test_seconds_are_shown_as_milliseconds() -> None:
 
 def test_a_wide_latency_gets_a_logarithmic_axis() -> None:
     run = make_run()
-    assert plots.latency(run, "ntpot", ax=plots.blank_axes()).get_xscale() == "linear"
+    assert plots.latency(run, "ntpot_s", ax=plots.blank_axes()).get_xscale() == "linear"
     run.requests["ntpot_handled_s"] **= 5
-    assert plots.latency(run, "ntpot", ax=plots.blank_axes()).get_xscale() == "log"
+    assert plots.latency(run, "ntpot_s", ax=plots.blank_axes()).get_xscale() == "log"
 
 
 @pytest.mark.parametrize(
     ("draw", "sentence"),
     [
-        (lambda run: plots.clocks(run, "lateness"), "metric must be one of ttft, .*; not lateness"),
+        (lambda run: plots.clocks(run, "lateness_s"), "metric must be one of ttft_s, .*; not lateness_s"),
         (lambda run: plots.latency(run, "speed"), "metric must be one of .*; not speed"),
         (lambda run: plots.latency(run, clock="wall"), "clock must be one of wire, seen, handled; not wall"),
-        (lambda run: plots.latency(run, "tpot"), "no ok request of this run has TPOT on the seen clock"),
+        (lambda run: plots.latency(run, "tpot_s"), "no ok request of this run has TPOT on the seen clock"),
         (lambda run: plots.clocks(run), "no ok request of this run has TTFT on the wire and the seen clock"),
         (lambda run: plots.timeline(run, 0), "n must be a whole number of at least 1; not 0"),
         (lambda run: plots.error_against_rate(pd.DataFrame()), "the table holds no run"),
@@ -233,3 +233,13 @@ def test_what_cannot_be_drawn_is_refused_in_a_sentence(draw: Any, sentence: str)
     with pytest.raises(UsageError, match=sentence):
         draw(make_run("stamped", stamped=False))
     assert not plt.get_fignums()
+
+
+def test_every_label_of_the_error_axis_is_in_milliseconds() -> None:
+    for errors_s in ([0.004, 0.003], [0.02, 1e-5]):  # within a decade, over several
+        ax = plots.error_against_rate(error_table(conventional=errors_s), plots.blank_axes())
+        ax.get_figure(root=True).draw_without_rendering()
+        low_s, high_s = ax.get_ylim()
+        shown = [(t.get_position()[1], t.get_text()) for t in ax.get_yticklabels(which="both") if t.get_text()]
+        assert any(low_s <= at_s <= high_s for at_s, _ in shown)
+        assert [float(text) for _, text in shown] == pytest.approx([at_s * 1e3 for at_s, _ in shown])

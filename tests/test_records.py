@@ -114,7 +114,7 @@ META: dict[str, Any] = {
     "outcomes": {"ok": 98, "timeout": 2},
     "rates": {"asked_per_s": 400.0, "drawn_per_s": 398.2, "achieved_per_s": None, "tokens_per_s": 20_000.0},
     "summary": [
-        {"metric": "ttft", "clock": "wire", **NO_VALUES, "n": 98, "mean": 0.05, "note": "p99 needs 100 values"}
+        {"metric": "ttft_s", "clock": "wire", **NO_VALUES, "n": 98, "mean": 0.05, "note": "p99 needs 100 values"}
         | {"mean_lo": 0.049, "mean_hi": 0.0512, "p50": 0.045},
         {"metric": "connect", "clock": "wire", **NO_VALUES},
     ],
@@ -261,10 +261,10 @@ def test_a_run_that_was_cut_short_shows_itself_too() -> None:
 
 def test_cells_have_a_dash_for_what_is_missing_and_notes_name_their_metrics() -> None:
     cells, notes = summary_cells(META["summary"])
-    assert cells == [["ttft", "98", "50.0 ms [49.0 ms, 51.2 ms]", "45.0 ms", "–", "–"]]
+    assert cells == [["TTFT", "98", "50.0 ms [49.0 ms, 51.2 ms]", "45.0 ms", "–", "–"]]
     assert notes == ["p99 needs 100 values"]
-    two = [META["summary"][0], META["summary"][0] | {"metric": "e2e", "note": "too short"}]
-    assert summary_cells(two)[1] == ["ttft: p99 needs 100 values", "e2e: too short"]
+    two = [META["summary"][0], META["summary"][0] | {"metric": "e2e_s", "note": "too short"}]
+    assert summary_cells(two)[1] == ["TTFT: p99 needs 100 values", "E2E: too short"]
 
 
 class Tags(HTMLParser):

@@ -88,9 +88,7 @@ def test_any_bytes(pieces: list[bytes]) -> None:
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_line_ends(end: bytes) -> None:
-    stream = end.join(
-        [b"\xef\xbb\xbfdata: a", b"", b":", b"", b"data:b", b"data:  c", b"", b"data", b"", b""]
-    )
+    stream = end.join([b"\xef\xbb\xbfdata: a", b"", b":", b"", b"data:b", b"data:  c", b"", b"data", b"", b""])
     a = len(b"\xef\xbb\xbfdata: a") + 2 * len(end)
     b = a + len(b":data:bdata:  c") + 5 * len(end)
     expected = [(b"a", a), (b"b\n c", b), (b"", len(stream))]
