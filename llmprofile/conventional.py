@@ -40,6 +40,12 @@ class _Handler(ResponseHandler):
             self.exchange.reads.append((self.sock.stamp, self.sock.asked_ns, monotonic_ns(), data))
         super().data_received(data)
 
+    def eof_received(self) -> None:
+        # under TLS a farewell is sent next, which is no part of the request
+        if self.sock is not None:
+            self.hand_over(None)
+        super().eof_received()
+
     def hand_over(self, exchange: Exchange | None) -> None:
         """Give the exchange that had the connection its send times, and the connection to the next."""
         assert self.sock is not None

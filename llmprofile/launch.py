@@ -17,7 +17,7 @@ from typing import Any, ParamSpec
 import numpy as np
 
 from llmprofile.api import Target, body_template, parse_target
-from llmprofile.errors import UsageError, one_of, positive
+from llmprofile.errors import UsageError, one_of, positive, whole
 from llmprofile.link import Link
 from llmprofile.machine import interface_facts, machine_facts, versions
 from llmprofile.preflight import check_descriptors, check_folder, first_model, reach
@@ -123,7 +123,7 @@ def start_load(
     if not first_token_timeout_s > 0:
         raise UsageError(f"first_token_timeout_s must be a number above 0 (seconds); not {first_token_timeout_s}")
     asked["seed"] = secrets.randbits(31) if seed is None else seed
-    asked["salt"] = secrets.randbits(31) if salt is None else salt
+    asked["salt"] = secrets.randbits(31) if salt is None else whole("salt", salt, 0)
     schedule = draw_schedule(
         arrivals,
         n=n,

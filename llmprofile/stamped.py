@@ -59,12 +59,21 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.client.lost(self, exc)
 
+    def eof_received(self) -> None:
+        # under TLS a farewell is sent next, which is no part of the request
+        if self.exchange is not None:
+            self._note_sends(self.exchange)
+
     def take(self) -> Exchange:
         """Give the exchange back, with the times of its sends."""
         exchange, self.exchange = self.exchange, None
         assert exchange is not None
-        exchange.sent_ns, exchange.sent_last_ns = self.sock.first_send_ns, self.sock.last_send_ns
+        if exchange.sent_ns == MISSING_NS:
+            self._note_sends(exchange)
         return exchange
+
+    def _note_sends(self, exchange: Exchange) -> None:
+        exchange.sent_ns, exchange.sent_last_ns = self.sock.first_send_ns, self.sock.last_send_ns
 
     def end(self, ending: str, error: str | None) -> None:
         """Give up on the exchange, and on the connection with it."""
@@ -156,7 +165,7 @@ class StampedClient:
         exchange = connection.take()
         if not exchange.reads and exchange.reused and not exchange.resent:
             exchange.resent = True
-            exchange.connect_ns = MISSING_NS
+            exchange.connect_ns = exchange.sent_ns = MISSING_NS
             self._in_flight[exchange] = self._loop.create_task(self._send_fresh(exchange, connection.payload))
         elif exc is None:
             self.finish(exchange, "eof", "the server closed the connection")
