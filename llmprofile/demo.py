@@ -232,7 +232,7 @@ def _keep_to(cores: list[int]) -> Iterator[list[dict[str, Any]]]:
 
 def _setting(cores: list[int], workers: list[dict[str, Any]], load_1min: float) -> str:
     facts = machine_facts()
-    busy = " (other work was running, which every client suffers from)" * (load_1min > 0.25 * facts["cores"])
+    busy = " (other work was running, which every client suffers from)" * (load_1min > 0.5 * facts["cores"])
     kept = "The server and the clients shared what cores there are"
     if cores:  # a worker that was there before the demo had cores of its own
         found = sorted({core for worker in workers for core in worker["affinity"] or ()})

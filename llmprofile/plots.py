@@ -366,6 +366,7 @@ def _true_line(ax: Axes, true_s: float) -> None:
 
 def _name_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     """The curves' names at their right ends (x, y, name, colour), moved up where they would overlap."""
+    ax.autoscale_view()  # limits are otherwise found when the figure is drawn
     placed_pt = -np.inf
     for x, y, text, colour in sorted((end for end in ends if not np.isnan(end[1])), key=lambda end: end[1]):
         y_pt = ax.transData.transform((x, y))[1] * 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]

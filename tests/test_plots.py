@@ -181,11 +181,15 @@ def test_error_against_rate_shows_an_error_below_zero() -> None:
 
 
 def test_error_against_rate_keeps_names_apart_where_curves_meet() -> None:
-    ax = plots.error_against_rate(error_table(conventional=[0.02] * 2, stamped=[0.0201] * 2), plots.blank_axes())
-    figure = ax.get_figure(root=True)
-    figure.draw_without_rendering()
-    heights = sorted(t.get_window_extent().y0 * 72 / figure.dpi for t in ax.texts if t.get_text()[-4:] == "mean")
-    assert heights[1] - heights[0] > 8  # points
+    for ends_s in (0.02, 0.0201), (0.02, 0.023), (1e-5, 1.2e-5):
+        errors_s = {name: [end_s, 0.5] for name, end_s in zip(("conventional", "stamped"), ends_s, strict=True)}
+        ax = plots.error_against_rate(error_table(**errors_s), plots.blank_axes())
+        figure = ax.get_figure(root=True)
+        figure.draw_without_rendering()
+        names = [t for t in ax.texts if t.get_text().endswith(("mean", "p99"))]
+        heights_pt = sorted(t.get_window_extent().y0 * 72 / figure.dpi for t in names)
+        assert len(names) == 4
+        assert min(np.diff(heights_pt)) > 8
 
 
 @pytest.mark.parametrize(
