@@ -179,9 +179,9 @@ class Load:
             self._ended, facts = "worker_lost", []
         if not self._board.start_ns:
             self._drop()
-            raise LlmprofileError(
-                f"not all of {len(self._jobs)} workers were ready within {START_TIMEOUT_S:.0f} s; nothing was sent"
-            )
+            late = f"not all of {len(self._jobs)} workers were ready within {START_TIMEOUT_S:.0f} s"
+            why = late if self._ended == "complete" else f"the run was {self._ended} before its start"
+            raise LlmprofileError(f"{why}; nothing was sent")
         failures = {f["failure"] for f in facts} - {None}
         if failures:
             self._ended = "interrupted"

@@ -299,6 +299,14 @@ def test_a_load_is_watched_and_stopped(server: lp.ReferenceServer, tmp_path: Pat
     assert not (tmp_path / "run" / "capture").exists()
 
 
+def test_stopped_before_the_start(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    load_ = lp.start_load(server.url, lp.Poisson(50), n=10, processes=2, out=tmp_path / "run", progress=False)
+    load_.stop()
+    with pytest.raises(lp.LlmprofileError, match="stopped before its start; nothing was sent"):
+        load_.wait()
+    assert not (tmp_path / "run").exists()
+
+
 def test_works_in_a_thread_and_inside_a_running_loop(server: lp.ReferenceServer, tmp_path: Path) -> None:
     import asyncio
 
