@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import resource
 import socket
 import stat
 import subprocess
@@ -70,6 +71,9 @@ def test_tables_are_as_documented(server: lp.ReferenceServer, tmp_path: Path) ->
     assert again.meta == json.loads((run.folder / "run.json").read_text()) == run.meta
     assert run.requests["request_id"].tolist() == list(range(60))
     assert set(run.requests["worker"]) == {0, 1}
+    if sys.platform == "linux":
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        assert {w["most_open_files"] for w in run.meta["workers"]} == {most}
     # what was sent, read and handled in each turn of the loops is the whole of it
     assert run.cycles["sends"].sum() == 60
     assert run.cycles["reads"].sum() == run.meta["reads"]
