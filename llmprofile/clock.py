@@ -8,6 +8,8 @@ these methods, plain and under TLS. Stamps are wall clock; `WallOffset` carries 
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import select
 import selectors
 import socket
@@ -27,7 +29,9 @@ SO_TIMESTAMPNS = 35
 NO_STAMP = b"\0" * 16
 _CONTROL_BYTES = socket.CMSG_SPACE(16) if hasattr(socket, "CMSG_SPACE") else 0
 _PARKED = MISSING_NS
-_FD_SETSIZE = 1024  # select takes no descriptor from here on
+_TFD_TIMER_ABSTIME = 1
+ALARM_NS = 5_000
+"""A wait that ends this close to when the alarm is set for needs no other: asyncio asks for one time in many ways."""
 
 monotonic_ns = time.monotonic_ns
 
@@ -253,11 +257,47 @@ def clock_steps(offsets: npt.NDArray[np.int64]) -> int:
     return int(np.sum(np.abs(np.diff(offsets[:, 1])) > STEP_NS))
 
 
+class _Alarm:
+    """A kernel timer on CLOCK_MONOTONIC that ends an epoll's wait; nothing needs to read it."""
+
+    def __init__(self, epoll: Any) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._descriptor: int = libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._descriptor < 0:
+            raise OSError(ctypes.get_errno(), "no kernel timer")
+        # edge-triggered, so that an alarm that rang is not reported again
+        epoll.register(self._descriptor, select.EPOLLIN | select.EPOLLET)
+        self._settime = libc.timerfd_settime
+        self._settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
+        self._spec = array("q", bytes(32))  # struct itimerspec: interval, then when
+        self._at_ns = 0
+
+    def set(self, now_ns: int, at_ns: int) -> None:
+        """Ring at `at_ns`. One that is set to nearly that time is left: setting it costs up to 20 µs in a guest."""
+        if now_ns < self._at_ns and abs(at_ns - self._at_ns) <= ALARM_NS:
+            return
+        self._at_ns = at_ns
+        self._spec[2], self._spec[3] = divmod(at_ns, NS_PER_S)
+        self._settime(self._descriptor, _TFD_TIMER_ABSTIME, self._spec.buffer_info()[0], None)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def _alarm(selector: selectors.BaseSelector) -> _Alarm | None:
+    """The alarm of a selector; None where there is no such timer, or no epoll: other polls don't round."""
+    epoll = getattr(selector, "_selector", None)  # selectors has no public way to it; a test of waits fails without
+    try:
+        return _Alarm(epoll) if isinstance(epoll, getattr(select, "epoll", ())) else None
+    except (AttributeError, OSError):
+        return None
+
+
 class CycleSelector(selectors.DefaultSelector):
     """A selector that waits with microseconds and notes each turn of its loop.
 
-    `epoll_wait` rounds waits up to a millisecond, which would make every send half a millisecond late. Waiting on
-    the epoll descriptor itself, with `select`, keeps microseconds; the last millisecond of a wait is done that way.
+    `epoll_wait` rounds waits up to a millisecond, which would make every send half a millisecond late; a kernel
+    timer ends them on time. It is set once for each time that something is due, not once for each wait.
 
     Attributes
     ----------
@@ -269,29 +309,22 @@ class CycleSelector(selectors.DefaultSelector):
         super().__init__()
         self.entered_ns = array("q")
         self.returned_ns = array("q")
-        descriptor = self.fileno() if hasattr(self, "fileno") else _FD_SETSIZE
-        self._descriptor = descriptor if descriptor < _FD_SETSIZE else None
+        self._alarm = _alarm(self)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        self.entered_ns.append(monotonic_ns())
-        if timeout is None or timeout <= 0 or self._descriptor is None:
-            ready = super().select(timeout)
-        else:
-            ready = self._wait(timeout)
+        now_ns = monotonic_ns()
+        self.entered_ns.append(now_ns)
+        if timeout is not None and timeout > 0 and self._alarm is not None:
+            self._alarm.set(now_ns, now_ns + int(timeout * NS_PER_S))
+        ready = super().select(timeout)  # which passes over the alarm: it isn't registered there
         self.returned_ns.append(monotonic_ns())
         return ready
 
-    def _wait(self, timeout: float) -> list[tuple[selectors.SelectorKey, int]]:
-        until_ns = monotonic_ns() + int(timeout * NS_PER_S)
-        if timeout > 0.002:
-            # epoll rounds up, so ask for a millisecond less and do the rest precisely
-            ready = super().select(timeout - 0.0015)
-            if ready:
-                return ready
-        left_s = (until_ns - monotonic_ns()) / NS_PER_S
-        if left_s > 0 and self._descriptor is not None:
-            select.select([self._descriptor], [], [], left_s)
-        return super().select(0)
+    def close(self) -> None:
+        super().close()
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
 
     def take_cycles(self) -> tuple[array[int], array[int]]:
         """(entered, returned) of the cycles that ended since the last call, which forgets them."""
