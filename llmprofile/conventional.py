@@ -181,11 +181,11 @@ class ConventionalClient:
 
 
 async def _read_stream(exchange: Exchange, response: aiohttp.ClientResponse, first_token: asyncio.Timeout) -> None:
-    parser, marks, answer, waiting = EventParser(), exchange.marks, [], True
+    parser, marks, waiting = EventParser(), exchange.marks, True
     async for chunk in response.content.iter_any():
         seen_ns = monotonic_ns()
         for data, _ in parser.feed(chunk):
-            answer.append(_loads(data))
+            _loads(data)  # and let go of: who kept every answer's objects would parse into cold memory
             marks.append(seen_ns)
             marks.append(monotonic_ns())
             if waiting and read_event(data).kind in TOKEN_KINDS:
