@@ -28,9 +28,9 @@ from llmprofile.server import ReferenceServer
 from llmprofile.units import show_rate, show_time
 from llmprofile.workload import Poisson
 
-RATES_PER_S = (50.0, 100.0, 200.0, 400.0)
+RATES_PER_S = (50.0, 100.0, 200.0, 400.0, 600.0)
 CLIENTS = ("conventional", "stamped")
-DURATION_S = 5.0
+DURATION_S = 4.0
 TOKENS = 50
 TTFT_S, ITL_S, CV = 0.05, 0.01, 0.5
 SEED = 1
