@@ -6,6 +6,7 @@ samples to flat files, and the counters live in a memory-mapped file that the ca
 
 from __future__ import annotations
 
+import operator
 import os
 from array import array
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,7 @@ class Exchange:
 
 
 _SCALARS = ("request_id", "due_ns", "begun_ns", "sent_ns", "sent_last_ns", "connect_ns", "reused", "resent", "ended")
+_scalars = operator.attrgetter(*_SCALARS, "error")
 _SCHEMA = pa.schema(
     [(name, pa.int64()) for name in _SCALARS[:6]]
     + [("reused", pa.bool_()), ("resent", pa.bool_()), ("ended", pa.string()), ("error", pa.string())]
@@ -64,16 +66,14 @@ _SCHEMA = pa.schema(
 
 def pack(exchange: Exchange) -> tuple[Any, ...]:
     """An exchange as one row of the capture; done as each request ends, so that no flush has much to convert."""
-    reads = exchange.reads
-    scalars = tuple(getattr(exchange, name) for name in _SCALARS)
+    stamps, asked_ns, seen_ns, pieces = zip(*exchange.reads, strict=True) if exchange.reads else ((),) * 4
     return (
-        *scalars,
-        exchange.error,
-        b"".join([r[0] for r in reads]),
-        array("q", [r[1] for r in reads]).tobytes(),
-        array("q", [r[2] for r in reads]).tobytes(),
-        array("i", [len(r[3]) for r in reads]).tobytes(),
-        b"".join([r[3] for r in reads]),
+        *_scalars(exchange),
+        b"".join(stamps),
+        array("q", asked_ns).tobytes(),
+        array("q", seen_ns).tobytes(),
+        array("i", map(len, pieces)).tobytes(),
+        b"".join(pieces),
         exchange.marks.tobytes(),
     )
 
@@ -88,6 +88,7 @@ class CaptureWriter:
         self._requests = _private(capture_path(folder, "requests", worker))
         self._cycles = _private(capture_path(folder, "cycles", worker))
         self._clock = _private(capture_path(folder, "clock", worker))
+        pa.array([], pa.int64())  # pyarrow's first array loads pandas: 0.2 s, which belong before the load
         options = pa.ipc.IpcWriteOptions(compression="zstd")
         self._stream = pa.ipc.new_stream(self._requests, _SCHEMA, options=options)
 
