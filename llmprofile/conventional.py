@@ -123,34 +123,33 @@ class ConventionalClient:
         self._tasks[exchange] = task
 
     async def _run(self, exchange: Exchange, name: str, body: bytes) -> None:
-        exchange.begun_ns = monotonic_ns()
+        if not exchange.resent:
+            exchange.begun_ns = monotonic_ns()
         _current.set(exchange)
         try:
-            await self._post_or_resend(exchange, name, body)
+            await self._post(exchange, name, body)
             ending, error = "complete", None
-        except TimeoutError as timeout:
-            ending, error = self._timed_out(exchange, timeout)
         except asyncio.CancelledError:
             ending, error = "cancelled", "the run was stopped"
-        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError) as failure:
-            ending, error = "eof", str(failure)
         except Exception as failure:  # noqa: BLE001  whatever else aiohttp raises ends this request, not the run
-            ending, error = ("reset" if exchange.reads else "connect_error"), str(failure) or type(failure).__name__
+            # a kept-alive connection that was closed before a byte of an answer says nothing about the request
+            if isinstance(failure, _LOST) and not exchange.reads and exchange.reused and not exchange.resent:
+                self._connector.release_exchange(exchange)
+                exchange.resent = True
+                self.start(exchange, name.encode(), body)
+                return
+            ending, error = self._failed(exchange, failure)
         self._connector.release_exchange(exchange)
         exchange.ended, exchange.error = ending, error
         del self._tasks[exchange]
         self._done(exchange)
 
-    async def _post_or_resend(self, exchange: Exchange, name: str, body: bytes) -> None:
-        try:
-            await self._post(exchange, name, body)
-        except _LOST:
-            # a kept-alive connection that was closed before a byte of an answer says nothing about the request
-            if exchange.reads or not exchange.reused:
-                raise
-            self._connector.release_exchange(exchange)
-            exchange.resent = True
-            await self._post(exchange, name, body)
+    def _failed(self, exchange: Exchange, failure: Exception) -> tuple[str, str]:
+        if isinstance(failure, TimeoutError):
+            return self._timed_out(exchange, failure)
+        if isinstance(failure, (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError)):
+            return "eof", str(failure)
+        return ("reset" if exchange.reads else "connect_error"), str(failure) or type(failure).__name__
 
     def _timed_out(self, exchange: Exchange, timeout: TimeoutError) -> tuple[str, str]:
         link = self._link
@@ -164,11 +163,14 @@ class ConventionalClient:
         limit_s = self._link.first_token_timeout_s
         async with asyncio.timeout(None if limit_s == float("inf") else limit_s) as first_token:
             async with self._session.post(self._link.url, data=body, headers={"X-Request-Id": name}) as response:
-                if response.status == 200 and response.content_type == "text/event-stream":
-                    await _read_stream(exchange, response, first_token)
-                else:
+                if response.status != 200 or response.content_type != "text/event-stream":
                     first_token.reschedule(None)
                     await _read_body(exchange, response)
+                    return
+                # read right here: each coroutine between a task and what it awaits costs at every event
+                stream = _Stream(exchange, first_token)
+                async for chunk in response.content.iter_any():
+                    stream.feed(chunk)
 
     def cancel(self) -> None:
         """End everything that is in flight."""
@@ -180,17 +182,24 @@ class ConventionalClient:
         await self._session.close()
 
 
-async def _read_stream(exchange: Exchange, response: aiohttp.ClientResponse, first_token: asyncio.Timeout) -> None:
-    parser, marks, waiting = EventParser(), exchange.marks, True
-    async for chunk in response.content.iter_any():
-        seen_ns = monotonic_ns()
-        for data, _ in parser.feed(chunk):
+class _Stream:
+    """What an ordinary client does with the pieces of one event stream, and the times at which it does it."""
+
+    __slots__ = ("_first_token", "_marks", "_parse", "_waiting")
+
+    def __init__(self, exchange: Exchange, first_token: asyncio.Timeout) -> None:
+        self._marks, self._parse = exchange.marks, EventParser().feed
+        self._first_token, self._waiting = first_token, True
+
+    def feed(self, chunk: bytes) -> None:
+        seen_ns, marks = monotonic_ns(), self._marks
+        for data, _ in self._parse(chunk):
             _loads(data)  # and let go of: who kept every answer's objects would parse into cold memory
             marks.append(seen_ns)
             marks.append(monotonic_ns())
-            if waiting and read_event(data).kind in TOKEN_KINDS:
-                waiting = False
-                first_token.reschedule(None)
+            if self._waiting and read_event(data).kind in TOKEN_KINDS:
+                self._waiting = False
+                self._first_token.reschedule(None)
 
 
 async def _read_body(exchange: Exchange, response: aiohttp.ClientResponse) -> None:
