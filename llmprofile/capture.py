@@ -78,6 +78,12 @@ def pack(exchange: Exchange) -> tuple[Any, ...]:
     )
 
 
+ROWS_WRITTEN = 32
+"""Requests a batch: its memory is used again for the next. Of larger ones the first took 20 ms of page faults each,
+with the interpreter's lock held."""
+ROWS_READ = 256
+
+
 class CaptureWriter:
     """Appends a worker's finished requests, cycles and clock samples to the run folder.
 
@@ -99,8 +105,8 @@ class CaptureWriter:
         self._cycles.write(np.stack([np.frombuffer(c, np.int64) for c in cycles], axis=1).tobytes())
         for file in (self._clock, self._cycles):
             file.flush()
-        for start in range(0, len(rows), 256):
-            columns = zip(*rows[start : start + 256], strict=True)
+        for start in range(0, len(rows), ROWS_WRITTEN):
+            columns = zip(*rows[start : start + ROWS_WRITTEN], strict=True)
             arrays = [pa.array(c, f.type) for c, f in zip(columns, _SCHEMA, strict=True)]
             self._stream.write_batch(pa.record_batch(arrays, schema=_SCHEMA))
         self._requests.flush()
@@ -122,16 +128,23 @@ def _private(path: Path) -> IO[bytes]:
 
 
 def read_requests(folder: Path, worker: int) -> Iterator[dict[str, list[Any]]]:
-    """A worker's captured requests, batch by batch, as columns; up to where the file was cut, if it was."""
+    """A worker's captured requests, some hundreds at a time, as columns; up to where the file was cut, if it was."""
     path = capture_path(folder, "requests", worker)
     if not path.exists():
         return
+    batches: list[pa.RecordBatch] = []
     with pa.OSFile(str(path)) as file:
         try:
             for batch in pa.ipc.open_stream(file):
-                yield batch.to_pydict()
+                batches.append(batch)
+                # a short one ends what was written together
+                if batch.num_rows < ROWS_WRITTEN or sum(b.num_rows for b in batches) >= ROWS_READ:
+                    yield pa.Table.from_batches(batches).to_pydict()
+                    batches = []
         except (pa.ArrowInvalid, OSError):
-            return  # the worker died while it wrote; everything before is whole
+            pass  # the worker died while it wrote; everything before is whole
+    if batches:
+        yield pa.Table.from_batches(batches).to_pydict()
 
 
 def read_pairs(folder: Path, what: str, worker: int) -> npt.NDArray[np.int64]:
