@@ -126,6 +126,14 @@ def _headlines(meta: dict[str, Any]) -> list[str]:
     return [f"run {meta['run_id']}: {counts or 'nothing yet'}{ended}", ", ".join(rates)]
 
 
+def _whose(metrics: list[str], labels: list[str]) -> str:
+    """Which metrics a note is about, in the fewest words; nothing where it is about all."""
+    others = [label for label in labels if label not in metrics]
+    if not others:
+        return ""
+    return f"all but {', '.join(others)}: " if len(others) < len(metrics) else f"{', '.join(metrics)}: "
+
+
 def _label(row: dict[str, Any]) -> str:
     return LABELS.get(row["metric"], str(row["metric"]))
 
@@ -144,9 +152,8 @@ def summary_cells(summary: list[dict[str, Any]]) -> tuple[list[list[str]], list[
     for row in shown:
         for note in filter(None, row["note"].split("; ")):
             owners.setdefault(note, []).append(_label(row))
-    notes = [
-        note if len(metrics) == len(shown) else f"{', '.join(metrics)}: {note}" for note, metrics in owners.items()
-    ]
+    labels = [_label(row) for row in shown]
+    notes = [f"{_whose(metrics, labels)}{note}" for note, metrics in owners.items()]
     return cells, notes
 
 

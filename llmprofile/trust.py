@@ -144,7 +144,7 @@ def _bounded(run: Run, clock: str, most: float) -> list[str]:
         return []
     return [
         f"{bounded.mean():.1%} of the first tokens shared a read with what followed, so that their times are known "
-        "only within a bracket; use more processes."
+        "only within a bracket; use more processes, if it isn't the server that sends them together."
     ]
 
 

@@ -58,7 +58,9 @@ def show_time(seconds: float) -> str:
     if math.isnan(seconds):
         return "–"
     size = abs(seconds)
-    if size >= 10 or size == 0:
+    if size == 0:
+        return "0 s"
+    if size >= 10:
         return f"{seconds:.1f} s"
     if size >= 1:
         return f"{seconds:.2f} s"

@@ -46,7 +46,7 @@ def test_elapsed_keeps_nanoseconds_of_late_stamps() -> None:
 @pytest.mark.parametrize(
     ("seconds", "shown"),
     [
-        (0.0, "0.0 s"),
+        (0.0, "0 s"),
         (123.456, "123.5 s"),
         (1.5, "1.50 s"),
         (0.25, "250.0 ms"),
