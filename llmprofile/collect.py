@@ -95,6 +95,7 @@ def merge(folder: Path, facts: list[dict[str, Any]], ended: str) -> Run:
         "lost_workers": lost_workers,
         "lost_requests": counts["lost"],
         "resent": int(np.sum(table["resent"].drop_null().to_numpy(zero_copy_only=False))),
+        "collecting_peak_memory_bytes": max(f["peak_memory_bytes"] for f in facts),
         "reads": sum(f["reads"] for f in facts),
         "unstamped_reads": sum(f["unstamped_reads"] for f in facts),
         "clock_steps": sum(f["clock_steps"] for f in facts),

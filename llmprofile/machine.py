@@ -6,6 +6,7 @@ import fcntl
 import importlib.metadata
 import os
 import platform
+import resource
 import socket
 import struct
 import sys
@@ -142,6 +143,18 @@ def _ioctl(request: int, argument: bytes) -> bytes | None:
             return fcntl.ioctl(sock, request, argument)
         except OSError:
             return None
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has had in use so far.
+
+    Examples
+    --------
+    >>> peak_memory_bytes() > 1_000_000
+    True
+    """
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak * (1024 if sys.platform == "linux" else 1)  # macOS counts in bytes
 
 
 def _processor() -> str | None:

@@ -20,6 +20,7 @@ from llmprofile.capture import read_pairs, read_requests
 from llmprofile.clock import clock_steps, stamps_ns, to_monotonic
 from llmprofile.http1 import Response, parse
 from llmprofile.latency import derive_latencies, is_bounded
+from llmprofile.machine import peak_memory_bytes
 from llmprofile.records import CYCLES, EVENTS, REQUESTS
 from llmprofile.sse import EventParser
 from llmprofile.units import MISSING_NS, ns_to_s
@@ -135,7 +136,7 @@ def parse_worker(folder: Path, worker: int, keep_text: bool = False, salt: int =
             facts["unstamped_reads"] += int(np.sum(stamps.wire_ns == MISSING_NS))
     rows = {"worker": np.full(len(cycles), worker), "poll_entered_ns": cycles[:, 0], "poll_returned_ns": cycles[:, 1]}
     pq.write_table(pa.table(rows | counts, CYCLES), part / f"cycles-{worker}.parquet")
-    return facts
+    return facts | {"peak_memory_bytes": peak_memory_bytes()}
 
 
 _TEXTS = pa.schema([("request_id", pa.int64()), ("answer", pa.string())])

@@ -37,6 +37,7 @@ from llmprofile.clock import (
 )
 from llmprofile.conventional import ConventionalClient
 from llmprofile.link import Link
+from llmprofile.machine import peak_memory_bytes
 from llmprofile.stamped import StampedClient
 from llmprofile.units import NS_PER_S, s_to_ns
 from llmprofile.workload import Prompts
@@ -313,7 +314,7 @@ def _process_facts(worker: int) -> dict[str, Any]:
         "host": platform.node(),
         "monotonic_ns": at_ns,
         "wall_ns": at_ns + offset_ns,
-        "peak_memory_bytes": usage.ru_maxrss * (1024 if sys.platform == "linux" else 1),
+        "peak_memory_bytes": peak_memory_bytes(),
         "most_open_files": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         "involuntary_switches": usage.ru_nivcsw,
         "affinity": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
