@@ -167,5 +167,6 @@ def _serve(args: argparse.Namespace) -> int:
 def _demo(args: argparse.Namespace) -> int:
     from llmprofile.demo import run_demo
 
-    print(run_demo(args.out))
-    return DONE
+    demo = run_demo(args.out)
+    print(demo)
+    return DONE if demo.complete else ENDED_EARLY
