@@ -2,7 +2,7 @@
 
 The kernel stamps each packet on its way through the receive path (`SO_TIMESTAMPNS`), whatever Python is doing.
 `StampedSocket` keeps that stamp for the last read, and the times around its sends; asyncio's selector loop calls
-these methods, plain and under TLS. Stamps are wall clock; `WallOffset` carries them to the monotonic clock.
+these methods, plain and under TLS. Stamps are wall clock; `to_monotonic` carries them to the monotonic clock.
 """
 
 from __future__ import annotations

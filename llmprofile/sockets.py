@@ -13,21 +13,14 @@ from array import array
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from llmprofile.clock import turn_stamps_on, wall_minus_monotonic_ns
 from llmprofile.errors import UsageError
 from llmprofile.units import NS_PER_S
 
 STAMPS = sys.platform == "linux"
-SO_TIMESTAMPNS = 35  # asm-generic/socket.h; Python does not name it
 _READ_BYTES = 1 << 16
 _RESET = struct.pack("ii", 1, 0)  # struct linger: on, for no time, so that close() resets
 clock = time.monotonic_ns
-
-
-def wall_minus_monotonic_ns() -> int:
-    """The narrowest of five bracketed samples."""
-    samples = [(clock(), time.time_ns(), clock()) for _ in range(5)]
-    before, wall, after = min(samples, key=lambda sample: sample[2] - sample[0])
-    return wall - (before + after) // 2
 
 
 def receive(sock: socket.socket) -> tuple[bytes, int, bool]:
@@ -38,7 +31,7 @@ def receive(sock: socket.socket) -> tuple[bytes, int, bool]:
     if not control:
         return data, clock(), False
     seconds, nanoseconds = struct.unpack("qq", control[0][2])
-    return data, seconds * NS_PER_S + nanoseconds - wall_minus_monotonic_ns(), True
+    return data, seconds * NS_PER_S + nanoseconds - wall_minus_monotonic_ns()[1], True
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -51,7 +44,7 @@ def listening(host: str, port: int) -> socket.socket:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit both options
     if STAMPS:
-        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        turn_stamps_on(sock)
     return sock
 
 
@@ -62,7 +55,7 @@ def await_stamps(tries: int = 100) -> None:
         socket.create_connection(listener.getsockname()) as sender,
         listener.accept()[0] as receiver,
     ):
-        receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+        turn_stamps_on(receiver)
         for _ in range(tries):
             sender.send(b"?")
             if receive(receiver)[2]:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from llmprofile.clock import wall_minus_monotonic_ns
 from llmprofile.replies import Answer
-from llmprofile.sockets import Connection, clock, wall_minus_monotonic_ns
+from llmprofile.sockets import Connection, clock
 
 COLUMNS: dict[str, type] = {
     "id": str,
@@ -109,7 +110,7 @@ class Record:
         arrays["tokens_of_send"] = np.fromiter(itertools.chain.from_iterable(counts), dtype=np.int32)
         arrays["left_ns"] = np.frombuffer(b"".join(left), dtype=np.int64)
         arrays["sent_ns"] = np.frombuffer(b"".join(sent), dtype=np.int64)
-        arrays["wall_minus_monotonic_ns"] = np.array(wall_minus_monotonic_ns())
+        arrays["wall_minus_monotonic_ns"] = np.array(wall_minus_monotonic_ns()[1])
         arrays["in_flight"] = np.array(self.in_flight)
         out = io.BytesIO()
         np.savez(out, **arrays)
