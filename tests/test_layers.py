@@ -22,10 +22,12 @@ PACKAGE = Path(llmprofile.__file__).parent
 # The floors of the package, lowest first: a module imports from floors below its own.
 LAYERS = (
     ("errors", "units"),
-    ("answers", "api", "capture", "clock", "http1", "latency", "machine", "queueing", "sse", "workload"),
-    ("link", "records"),
-    ("conventional", "metrics", "parsing", "preflight", "stamped"),
-    ("collect", "fitting", "importers", "worker"),
+    ("answers", "api", "capture", "clock", "http1", "inversion", "latency", "laws", "lindley", "machine"),
+    ("link", "queueing", "records", "sse", "workload"),
+    ("batches", "conventional", "gated", "metrics", "parsing", "preflight", "stamped"),
+    ("collect", "importers", "jobs", "worker"),
+    ("fitting",),
+    ("loopfit", "sweep"),
     ("bias",),
     ("trust",),
     ("supervise",),
@@ -56,7 +58,7 @@ HOMES = {
     "joblib": {"supervise"},
     "matplotlib": {"plots"},
     "pyarrow": {"capture", "collect", "parsing", "records"},
-    "scipy": {"bias", "fitting", "metrics", "queueing"},
+    "scipy": {"batches", "bias", "fitting", "gated", "inversion", "laws", "loopfit", "metrics", "queueing", "sweep"},
     "tqdm": {"supervise"},
 }
 
