@@ -1,0 +1,184 @@
+"""What a worker's loop had to do, job by job: from a run's stamps to the services of a queue.
+
+Jobs are events and sends, in the order in which they were done. An event arrives when the kernel stamped it, a send
+when it is due; an event is done when it was handled (seen, by the stamped client, which does not handle), a send
+when its last byte was given to the kernel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from llmprofile.errors import UsageError
+from llmprofile.records import Run
+from llmprofile.units import MISSING_NS, ns_to_s
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+VACATION_S, VACATION_MEDIANS = 0.001, 50
+"""A service is a vacation when it takes more than both, after a mean service for each job that waited at its end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Jobs:
+    """The jobs of one worker's loop, in the order in which they were done.
+
+    Attributes
+    ----------
+    worker : int
+    arrival_ns, done_ns : (n,) int64
+    is_send : (n,) bool
+    service_s : (n,) float
+        From the job before it was done, or from when the loop was awake with something to do, until this one was.
+    wakeup_s : (n,) float
+        How long the loop took to wake before this job, from the first arrival that it slept through to the poll's
+        return; NaN where it did not sleep.
+    is_vacation : (n,) bool
+        A service so long that the process must have been off the processor.
+    unplaced : int
+        Events and sends that lack a stamp, and so are not among the jobs.
+    """
+
+    worker: int
+    arrival_ns: Ints
+    done_ns: Ints
+    is_send: Bools
+    service_s: Floats
+    wakeup_s: Floats
+    is_vacation: Bools
+    unplaced: int
+
+    def __len__(self) -> int:
+        return len(self.done_ns)
+
+    @property
+    def time_s(self) -> Floats:
+        """(n,) time in the client, from arrival to done."""
+        return ns_to_s(self.done_ns - self.arrival_ns)
+
+    def between(self, from_ns: int, until_ns: int) -> Jobs:
+        """The jobs that arrived in [from_ns, until_ns)."""
+        keep = (self.arrival_ns >= from_ns) & (self.arrival_ns < until_ns)
+        names = ("arrival_ns", "done_ns", "is_send", "service_s", "wakeup_s", "is_vacation")
+        return replace(self, **{name: getattr(self, name)[keep] for name in names})
+
+
+def loop_jobs(run: Run) -> list[Jobs]:
+    """The jobs of each worker that had any.
+
+    A response's head and its end cost the loop something too, but are no jobs: that work counts with the job that
+    waits for it.
+
+    Parameters
+    ----------
+    run : Run
+
+    Raises
+    ------
+    UsageError
+        No event carries a kernel stamp, so that nobody knows when the jobs arrived.
+
+    Examples
+    --------
+    >>> [jobs] = loop_jobs(run)
+    >>> len(jobs), int(jobs.is_send.sum())
+    (2200, 200)
+    """
+    table = _job_table(run)
+    known = (table["arrival_ns"] != MISSING_NS) & (table["done_ns"] != MISSING_NS)
+    if not (known & ~table["is_send"]).any():
+        raise UsageError("a run's jobs need events with kernel stamps and times at which they were done; it has none")
+    cycles = run.cycles
+    found = []
+    for worker in sorted(table.loc[known, "worker"].unique().tolist()):
+        polls = cycles.loc[cycles["worker"] == worker, ["poll_entered_ns", "poll_returned_ns"]].to_numpy(np.int64)
+        own = table["worker"] == worker
+        arrival_ns, done_ns, is_send = (
+            table.loc[own & known, n].to_numpy() for n in ("arrival_ns", "done_ns", "is_send")
+        )
+        found.append(make_jobs(worker, arrival_ns, done_ns, is_send, polls, int(np.sum(own & ~known))))
+    return found
+
+
+def _job_table(run: Run) -> pd.DataFrame:
+    requests, events = run.requests, run.events
+    done = "seen_ns" if run.client == "stamped" else "handled_ns"
+    worker_of = requests.set_index("request_id")["worker"]
+    sent = requests[requests["sent_ns"].notna()]
+    parts = [
+        pd.DataFrame(
+            {
+                "worker": frame["request_id"].map(worker_of).to_numpy(np.int64),
+                "arrival_ns": _plain(frame[arrival]),
+                "done_ns": _plain(end),
+                "is_send": np.full(len(frame), is_send),
+            }
+        )
+        for frame, arrival, end, is_send in (
+            (events, "wire_ns", events[done], False),
+            (sent, "due_ns", sent["sent_last_ns"].fillna(sent["sent_ns"]), True),
+        )
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def _plain(column: pd.Series) -> Ints:
+    return column.to_numpy(np.int64, na_value=MISSING_NS)
+
+
+def make_jobs(worker: int, arrival_ns: Ints, done_ns: Ints, is_send: Bools, polls_ns: Ints, unplaced: int = 0) -> Jobs:
+    """Order jobs by when they were done, and work out what each cost.
+
+    Parameters
+    ----------
+    worker : int
+    arrival_ns, done_ns : (n,) int64
+    is_send : (n,) bool
+    polls_ns : (m, 2) int64
+        When each poll of the loop was entered and when it returned, in order; may be empty: then no sleep is known.
+    unplaced : int
+
+    Examples
+    --------
+    >>> polls_ns = np.array([[0, 120_000]])  # asleep until 20 µs after the first arrival
+    >>> jobs = make_jobs(0, np.array([100_000, 110_000]), np.array([150_000, 180_000]), np.zeros(2, bool), polls_ns)
+    >>> jobs.service_s.round(6).tolist(), jobs.wakeup_s.round(6).tolist()
+    ([3e-05, 3e-05], [2e-05, nan])
+    """
+    order = np.lexsort((arrival_ns, done_ns))
+    arrival_ns, done_ns, is_send = arrival_ns[order], done_ns[order], is_send[order]
+    # the loop has something to do from the earliest arrival that is not done yet, whichever job it does first
+    waiting_ns = np.minimum.accumulate(arrival_ns[::-1])[::-1]
+    previous_ns = np.concatenate([waiting_ns[:1], done_ns[:-1]])
+    begin_ns = np.minimum(np.maximum(waiting_ns, previous_ns), done_ns)
+    awake_ns = np.where(waiting_ns >= previous_ns, _awake_ns(waiting_ns, polls_ns), begin_ns)
+    slept = (awake_ns > begin_ns) & (awake_ns <= done_ns)
+    service_s = ns_to_s(done_ns - np.where(slept, awake_ns, begin_ns))
+    wakeup_s = np.where(slept, ns_to_s(awake_ns - begin_ns), np.nan)
+    vacation = _vacations(arrival_ns, done_ns, service_s)
+    return Jobs(worker, arrival_ns, done_ns, is_send, service_s, wakeup_s, vacation, unplaced)
+
+
+def _awake_ns(at_ns: Ints, polls_ns: Ints) -> Ints:
+    """When the poll in progress at each time returned; the time itself where none was."""
+    if not len(polls_ns):
+        return at_ns
+    poll = np.searchsorted(polls_ns[:, 1], at_ns)
+    known = np.minimum(poll, len(polls_ns) - 1)
+    inside = (poll < len(polls_ns)) & (polls_ns[known, 0] < at_ns)
+    return np.where(inside, polls_ns[known, 1], at_ns)
+
+
+def _vacations(arrival_ns: Ints, done_ns: Ints, service_s: Floats) -> Bools:
+    # the first job of a burst is done after the whole burst has been read: a turn of the loop, not a vacation
+    if not len(service_s):
+        return np.zeros(0, bool)
+    waiting = np.searchsorted(np.sort(arrival_ns), done_ns, side="right") - np.arange(len(done_ns))
+    least_s = max(VACATION_S, VACATION_MEDIANS * float(np.median(service_s)))
+    return service_s > least_s + waiting * service_s.mean()
