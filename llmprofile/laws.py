@@ -237,7 +237,7 @@ def law_of(value: Any, name: str = "service") -> Law:
     Examples
     --------
     >>> law = law_of([0.001, 0.001, 0.004])
-    >>> law.mean_s, law.cdf(0.002), law.atoms[0].tolist()
+    >>> law.mean_s, float(law.cdf(0.002)), law.atoms[0].tolist()
     (0.002, 0.667, [0.001, 0.004])
     >>> from scipy.stats import expon
     >>> law_of(expon(scale=0.5)), complex(law_of(expon(scale=0.5)).transform(2.0))
