@@ -7,6 +7,7 @@ when its last byte was given to the kernel.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +16,7 @@ import pandas as pd
 
 from llmprofile.errors import UsageError
 from llmprofile.records import Run
-from llmprofile.units import MISSING_NS, ns_to_s
+from llmprofile.units import MISSING_NS, NS_PER_S, ns_to_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -23,6 +24,8 @@ Bools = npt.NDArray[np.bool_]
 
 VACATION_S, VACATION_MEDIANS = 0.001, 50
 """A service is a vacation when it takes more than both, after a mean service for each job that waited at its end."""
+LEAST_OCTAVES = 3
+MAX_NS = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,3 +185,83 @@ def _vacations(arrival_ns: Ints, done_ns: Ints, service_s: Floats) -> Bools:
     waiting = np.searchsorted(np.sort(arrival_ns), done_ns, side="right") - np.arange(len(done_ns))
     least_s = max(VACATION_S, VACATION_MEDIANS * float(np.median(service_s)))
     return service_s > least_s + waiting * service_s.mean()
+
+
+def batch_threshold_s(gaps_s: Floats) -> float:
+    """The gap above which an event begins a new batch; 0 where no batches stand out.
+
+    Gaps are counted in octaves. Bursts show as two heaps: most gaps are short, most of the time is in long ones. The
+    threshold is the emptiest octave between the two. When these are less than three octaves apart, as they are for
+    exponential gaps (most at 1/λ, most of the time at 2/λ), there is one heap, and nothing to tell apart.
+
+    Parameters
+    ----------
+    gaps_s : (n,) float
+        Gaps between successive events of one worker.
+
+    Examples
+    --------
+    >>> bursts_s = np.tile([*[10e-6] * 49, 0.0095], 100)
+    >>> 10e-6 < batch_threshold_s(bursts_s) < 0.0095
+    True
+    >>> batch_threshold_s(np.random.default_rng(1).exponential(0.001, 10_000))
+    0.0
+    """
+    if not len(gaps_s):
+        return 0.0
+    octave = np.floor(np.log2(np.maximum(gaps_s, 1e-9))).astype(int)
+    lowest = int(octave.min())
+    counts, times = np.bincount(octave - lowest), np.bincount(octave - lowest, gaps_s)
+    many, long = int(counts.argmax()), int(times.argmax())
+    if long - many < LEAST_OCTAVES:
+        return 0.0
+    between = counts[many + 1 : long]
+    emptiest = np.flatnonzero(between == between.min())
+    return float(2.0 ** (lowest + many + 1 + emptiest[len(emptiest) // 2] + 0.5))
+
+
+def event_gaps_s(jobs: Jobs) -> Floats:
+    """Gaps between successive arrivals of events, (n,) seconds."""
+    return ns_to_s(np.diff(np.sort(jobs.arrival_ns[~jobs.is_send])))
+
+
+def find_batches(jobs: Jobs, threshold_s: float) -> tuple[Ints, Ints]:
+    """When each batch of jobs begins, (b,) ns, and its size, (b,).
+
+    Events that are no further apart than the threshold are of one batch; a send counts with the batch before it.
+    With a threshold of 0 each job is its own batch.
+
+    Examples
+    --------
+    >>> jobs = make_jobs(0, np.array([0, 5, 900]), np.array([20, 40, 950]), np.zeros(3, bool), np.zeros((0, 2), int))
+    >>> [column.tolist() for column in find_batches(jobs, 100e-9)]
+    [[0, 900], [2, 1]]
+    """
+    order = np.argsort(jobs.arrival_ns, kind="stable")
+    arrival_ns = jobs.arrival_ns[order]
+    if threshold_s == 0:
+        return arrival_ns, np.ones(len(arrival_ns), np.int64)
+    events_ns = arrival_ns[~jobs.is_send[order]]
+    first = np.concatenate([[True], np.diff(events_ns) > threshold_s * NS_PER_S])[: len(events_ns)]
+    starts_ns = events_ns[first]
+    ends = np.searchsorted(arrival_ns, np.append(starts_ns[1:], MAX_NS), side="left")
+    return starts_ns, np.diff(np.concatenate([np.searchsorted(arrival_ns, starts_ns[:1]), ends]))
+
+
+def dispersion(arrival_ns: Ints, from_ns: int, until_ns: int, window_s: float) -> float:
+    """Index of dispersion: variance over mean of the counts in windows of this length; 1 for a Poisson stream.
+
+    Source: Cox and Lewis, The Statistical Analysis of Series of Events (1966).
+
+    Examples
+    --------
+    >>> dispersion(np.arange(0, 1_000_000_000, 1_000_000), 0, 1_000_000_000, 0.01)
+    0.0
+    """
+    window_ns = window_s * NS_PER_S
+    windows = int((until_ns - from_ns) / window_ns) if window_ns > 0 else 0
+    if windows < 2:
+        return math.nan
+    slot = ((arrival_ns - from_ns) / window_ns).astype(np.int64)
+    counts = np.bincount(slot[(slot >= 0) & (slot < windows)], minlength=windows)
+    return float(counts.var(ddof=1) / counts.mean()) if counts.any() else math.nan
