@@ -169,9 +169,9 @@ class Continuous:
         return None
 
     @property
-    def has_closed_transform(self) -> bool:
-        """Whether `transform` is a formula, for any argument, and not a quadrature."""
-        return self.frozen.dist.name in CLOSED_TRANSFORMS
+    def is_smooth(self) -> bool:
+        """Whether `transform` is a formula and the density smooth above 0: what is made of it inverts well."""
+        return self.frozen.dist.name in SMOOTH_ABOVE_ZERO and self.frozen.support()[0] == 0
 
     def cdf(self, t: npt.ArrayLike) -> Floats:
         """P(S ≤ t), of `t`'s shape."""
@@ -195,7 +195,7 @@ class Continuous:
         Gauss–Legendre on panels that halve towards both ends: good to 1e-10 for |s| up to 100 / E[S].
         """
         s = np.asarray(s, complex)
-        if self.has_closed_transform:
+        if self.frozen.dist.name in CLOSED_TRANSFORMS:
             return CLOSED_TRANSFORMS[self.frozen.dist.name](self.frozen, s)
         return _mixed_exponentials(*self._nodes, s.ravel()).reshape(s.shape)
 
@@ -259,6 +259,24 @@ def law_of(value: Any, name: str = "service") -> Law:
     if len(bad):
         raise UsageError(f"{name} must be finite and not below 0; not {float(bad[0])}")
     return _measured_law(values)
+
+
+def not_negative(name: str, value: float) -> float:
+    """Return `value` as a float if it is a finite number of at least 0, else raise a sentence.
+
+    Raises
+    ------
+    UsageError
+        No number, below 0, NaN or infinite.
+
+    Examples
+    --------
+    >>> not_negative("rate_per_s", 200)
+    200.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
+        raise UsageError(f"{name} must be a finite number of at least 0; not {value!r}")
+    return float(value)
 
 
 def _measured_law(values: Floats) -> Discrete:
@@ -334,3 +352,4 @@ CLOSED_TRANSFORMS = {
     "erlang": _gamma_transform,
     "uniform": _uniform_transform,
 }
+SMOOTH_ABOVE_ZERO = ("expon", "gamma", "erlang")
