@@ -9,7 +9,7 @@ from llmprofile.errors import UsageError
 
 Floats = npt.NDArray[np.float64]
 
-BLOCK = 1 << 16  # jobs; a sum over millions of them would lose what is small beside the whole time
+BLOCK = 1 << 12  # jobs; a sum over millions of them would lose what is small beside the whole time
 
 
 def simulate(arrivals_s: npt.ArrayLike, services_s: npt.ArrayLike) -> Floats:

@@ -223,7 +223,13 @@ class MG1(Queue):
         return compound_cdf(law.residual_cdf, rho, t, unit_s)
 
     def wait_quantile(self, q: npt.ArrayLike) -> Floats:
-        """The wait that a share `q` of the jobs don't exceed, of `q`'s shape; 0 up to q = 1 − ρ."""
+        """The wait that a share `q` of the jobs don't exceed, of `q`'s shape; 0 up to q = 1 − ρ.
+
+        Raises
+        ------
+        UsageError
+            A `q` outside [0, 1], or between 1 − 1e-8 and 1, where a computed tail says nothing.
+        """
         law, rho, q = self._law("distribution", "law"), self.utilisation, _shares(q)
         if not 0 < rho < 1:
             return np.full(q.shape, math.inf if rho >= 1 else 0.0)
@@ -342,7 +348,10 @@ class GG1(MeanOnly):
     Notes
     -----
     Kraemer and Langenbach-Belz, "Approximate formulae for the delay in the queueing system GI/G/1", Proc. 8th
-    International Teletraffic Congress (1976). Exact for Poisson arrivals.
+    International Teletraffic Congress (1976). Exact for Poisson arrivals. Simulated for ρ from 0.3 to 0.9 and gamma
+    services of c² 0.5 to 2, where the mean wait is above a tenth of the service: within 17 %, from ρ = 0.7 within
+    10 %, for gaps that are gamma with c_a² ≤ 1 or hyperexponential with c_a² ≤ 4. Two moments don't tell more: gamma
+    gaps with c_a² = 4 wait up to 2.5 times as long as it says at ρ = 0.3, 1.4 times at 0.7.
 
     Examples
     --------
