@@ -15,8 +15,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from llmprofile.errors import UsageError
+from llmprofile.metrics import BLOCKS_AT_LEAST, MOST_BLOCKS, block_length_s
 from llmprofile.records import Run
-from llmprofile.units import MISSING_NS, NS_PER_S, ns_to_s
+from llmprofile.units import MISSING_NS, NS_PER_S, ns_to_s, show_time
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -25,6 +26,8 @@ Bools = npt.NDArray[np.bool_]
 VACATION_S, VACATION_MEDIANS = 0.001, 50
 """A service is a vacation when it takes more than both, after a mean service for each job that waited at its end."""
 LEAST_OCTAVES = 3
+PERIODIC_SCV = 0.5
+"""Batches whose gaps vary less than this are periodic; c² is 0 for a clock, 1 for a Poisson stream."""
 MAX_NS = np.iinfo(np.int64).max
 
 
@@ -265,3 +268,134 @@ def dispersion(arrival_ns: Ints, from_ns: int, until_ns: int, window_s: float) -
     slot = ((arrival_ns - from_ns) / window_ns).astype(np.int64)
     counts = np.bincount(slot[(slot >= 0) & (slot < windows)], minlength=windows)
     return float(counts.var(ddof=1) / counts.mean()) if counts.any() else math.nan
+
+
+@dataclass(frozen=True, eq=False)
+class Arrivals:
+    """How jobs came to one worker's queue.
+
+    Attributes
+    ----------
+    rate_per_s : float
+        Of jobs.
+    sizes : (b,) int64
+        Of batches, one worker's after another's.
+    gap_scv : float
+        Squared coefficient of variation of the gaps between batches.
+    """
+
+    rate_per_s: float
+    sizes: Ints
+    gap_scv: float
+
+    @property
+    def batch_rate_per_s(self) -> float:
+        return self.rate_per_s / float(self.sizes.mean())
+
+    @property
+    def batched(self) -> bool:
+        return bool(self.sizes.max() > 1)
+
+    @property
+    def periodic(self) -> bool:
+        return self.batched and self.gap_scv < PERIODIC_SCV
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What jobs cost the client: (n,) services, whether they were of sends, and (m,) wake-ups."""
+
+    service_s: Floats
+    is_send: Bools
+    wakeup_s: Floats
+
+    @property
+    def event_mean_s(self) -> float:
+        return float(self.service_s[~self.is_send].mean())
+
+
+@dataclass(frozen=True, eq=False)
+class Steady:
+    """The jobs of a run while its load was steady: from a mean request duration after the first request to the last.
+
+    Attributes
+    ----------
+    loops : list of Jobs
+        One a worker.
+    from_ns, until_ns : int
+    block_s : float
+        How long blocks of time should be for what happens in one to say little about the next.
+    note : str
+        What is left out.
+    """
+
+    loops: list[Jobs]
+    from_ns: int
+    until_ns: int
+    block_s: float
+    note: str
+
+    @classmethod
+    def of(cls, run: Run) -> Steady:
+        loops, requests = loop_jobs(run), run.requests
+        begun_ns = requests["begun_ns"].dropna().to_numpy(np.int64)
+        e2e_s = mean_of(requests["e2e_s"])
+        first_ns = min(int(jobs.arrival_ns.min()) for jobs in loops)
+        last_ns = max(int(jobs.arrival_ns.max()) for jobs in loops) + 1
+        from_ns, until_ns, note = first_ns, last_ns, ""
+        if len(begun_ns) and begun_ns.max() - begun_ns.min() > 2 * e2e_s * NS_PER_S:
+            from_ns, until_ns = max(first_ns, int(begun_ns.min() + e2e_s * NS_PER_S)), min(last_ns, int(begun_ns.max()))
+            left = ns_to_s(last_ns - first_ns - (until_ns - from_ns))
+            note = (
+                f"{show_time(left)} of {show_time(ns_to_s(last_ns - first_ns))}, when load grew or faded, are left out."
+            )
+        elif len(begun_ns) > 1 and e2e_s > 0:
+            note = "The run is shorter than two request durations: its load was never steady."
+        loops = [jobs.between(from_ns, until_ns) for jobs in loops]
+        loops = [jobs for jobs in loops if not jobs.is_send.all()]
+        if not loops:
+            raise UsageError("a fit needs events while the load is steady; this run has none")
+        return cls(loops, from_ns, until_ns, block_length_s(pd.Series([from_ns, until_ns]), e2e_s), note)
+
+    @property
+    def span_s(self) -> float:
+        return float(ns_to_s(self.until_ns - self.from_ns))
+
+    @property
+    def blocks(self) -> int:
+        return int(np.clip(self.span_s / self.block_s, BLOCKS_AT_LEAST, MOST_BLOCKS))
+
+    @property
+    def too_short(self) -> bool:
+        return self.span_s / self.block_s < BLOCKS_AT_LEAST
+
+    def block_of(self, at_ns: Ints) -> Ints:
+        return ((at_ns - self.from_ns) * (self.blocks / (self.until_ns - self.from_ns))).astype(np.int64)
+
+    def threshold_s(self) -> float:
+        return batch_threshold_s(np.concatenate([event_gaps_s(jobs) for jobs in self.loops]))
+
+    def arrivals(self, threshold_s: float) -> Arrivals:
+        found = [find_batches(jobs, threshold_s) for jobs in self.loops]
+        gaps_s = np.concatenate([ns_to_s(np.diff(starts_ns)) for starts_ns, _ in found])
+        jobs = sum(len(jobs) for jobs in self.loops)
+        scv = float(gaps_s.var() / gaps_s.mean() ** 2) if gaps_s.any() else math.nan
+        return Arrivals(jobs / self.span_s / len(self.loops), np.concatenate([sizes for _, sizes in found]), scv)
+
+    def costs(self) -> Costs:
+        service_s, is_send, wakeup_s = (
+            np.concatenate([getattr(jobs, name) for jobs in self.loops])
+            for name in ("service_s", "is_send", "wakeup_s")
+        )
+        return Costs(service_s, is_send, wakeup_s[~np.isnan(wakeup_s)])
+
+    def event_times(self) -> tuple[Floats, Ints]:
+        """Every event's time in the client, and the block it arrived in."""
+        columns = [(j.time_s[~j.is_send], self.block_of(j.arrival_ns[~j.is_send])) for j in self.loops]
+        return np.concatenate([times_s for times_s, _ in columns]), np.concatenate([block for _, block in columns])
+
+
+def mean_of(column: pd.Series) -> float:
+    """The mean of what is known; 0 when nothing is."""
+    values = column.dropna().to_numpy(float)
+    return float(values.mean()) if len(values) else 0.0
