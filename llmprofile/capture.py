@@ -95,7 +95,7 @@ class CaptureWriter:
         self._cycles = _private(capture_path(folder, "cycles", worker))
         self._clock = _private(capture_path(folder, "clock", worker))
         pa.array([], pa.int64())  # pyarrow's first array loads pandas: 0.2 s, which belong before the load
-        options = pa.ipc.IpcWriteOptions(compression="zstd")
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._stream = pa.ipc.new_stream(self._requests, _SCHEMA, options=options)
 
     def write(self, rows: Sequence[tuple[Any, ...]], cycles: tuple[array[int], array[int]], clock: bytes) -> None:

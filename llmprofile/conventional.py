@@ -34,11 +34,12 @@ class _Handler(ResponseHandler):
     sock: StampedSocket | None = None
     exchange: Exchange | None = None
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes, _take: Callable[[Any, bytes], None] = ResponseHandler.data_received) -> None:
         # aiohttp calls this without bytes as well, when it resumes reading
-        if data and self.exchange is not None and self.sock is not None:
-            self.exchange.reads.append((self.sock.stamp, self.sock.asked_ns, monotonic_ns(), data))
-        super().data_received(data)
+        if data and self.exchange is not None:
+            sock = self.sock
+            self.exchange.reads.append((sock.stamp, sock.asked_ns, monotonic_ns(), data))  # type: ignore[union-attr]
+        _take(self, data)
 
     def eof_received(self) -> None:
         # under TLS a farewell is sent next, which is no part of the request
@@ -168,9 +169,9 @@ class ConventionalClient:
                     await _read_body(exchange, response)
                     return
                 # read right here: each coroutine between a task and what it awaits costs at every event
-                stream = _Stream(exchange, first_token)
+                feed = _stream(exchange, first_token)
                 async for chunk in response.content.iter_any():
-                    stream.feed(chunk)
+                    feed(chunk)
 
     def cancel(self) -> None:
         """End everything that is in flight."""
@@ -182,24 +183,22 @@ class ConventionalClient:
         await self._session.close()
 
 
-class _Stream:
+def _stream(exchange: Exchange, first_token: asyncio.Timeout) -> Callable[[bytes], None]:
     """What an ordinary client does with the pieces of one event stream, and the times at which it does it."""
+    parse, mark, waiting = EventParser().feed, exchange.marks.append, True
 
-    __slots__ = ("_first_token", "_marks", "_parse", "_waiting")
-
-    def __init__(self, exchange: Exchange, first_token: asyncio.Timeout) -> None:
-        self._marks, self._parse = exchange.marks, EventParser().feed
-        self._first_token, self._waiting = first_token, True
-
-    def feed(self, chunk: bytes) -> None:
-        seen_ns, marks = monotonic_ns(), self._marks
-        for data, _ in self._parse(chunk):
+    def feed(chunk: bytes) -> None:
+        nonlocal waiting
+        seen_ns = monotonic_ns()
+        for data, _ in parse(chunk):
             _loads(data)  # and let go of: who kept every answer's objects would parse into cold memory
-            marks.append(seen_ns)
-            marks.append(monotonic_ns())
-            if self._waiting and read_event(data).kind in TOKEN_KINDS:
-                self._waiting = False
-                self._first_token.reschedule(None)
+            mark(seen_ns)
+            mark(monotonic_ns())
+            if waiting and read_event(data).kind in TOKEN_KINDS:
+                waiting = False
+                first_token.reschedule(None)
+
+    return feed
 
 
 async def _read_body(exchange: Exchange, response: aiohttp.ClientResponse) -> None:
