@@ -169,7 +169,7 @@ class ConventionalClient:
                     await _read_body(exchange, response)
                     return
                 # read right here: each coroutine between a task and what it awaits costs at every event
-                feed = _stream(exchange, first_token)
+                feed = _stream(exchange, first_token, s_to_ns(self._link.event_work_s))
                 async for chunk in response.content.iter_any():
                     feed(chunk)
 
@@ -183,8 +183,11 @@ class ConventionalClient:
         await self._session.close()
 
 
-def _stream(exchange: Exchange, first_token: asyncio.Timeout) -> Callable[[bytes], None]:
-    """What an ordinary client does with the pieces of one event stream, and the times at which it does it."""
+def _stream(exchange: Exchange, first_token: asyncio.Timeout, work_ns: int) -> Callable[[bytes], None]:
+    """What an ordinary client does with the pieces of one event stream, and the times at which it does it.
+
+    `work_ns` stands for what it does besides with each event: decode, count, print.
+    """
     parse, mark, waiting = EventParser().feed, exchange.marks.append, True
 
     def feed(chunk: bytes) -> None:
@@ -192,6 +195,8 @@ def _stream(exchange: Exchange, first_token: asyncio.Timeout) -> Callable[[bytes
         seen_ns = monotonic_ns()
         for data, _ in parse(chunk):
             _loads(data)  # and let go of: who kept every answer's objects would parse into cold memory
+            if work_ns:
+                _work_until(monotonic_ns() + work_ns)
             mark(seen_ns)
             mark(monotonic_ns())
             if waiting and read_event(data).kind in TOKEN_KINDS:
@@ -199,6 +204,11 @@ def _stream(exchange: Exchange, first_token: asyncio.Timeout) -> Callable[[bytes
                 first_token.reschedule(None)
 
     return feed
+
+
+def _work_until(end_ns: int) -> None:
+    while monotonic_ns() < end_ns:
+        pass
 
 
 async def _read_body(exchange: Exchange, response: aiohttp.ClientResponse) -> None:

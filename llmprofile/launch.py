@@ -56,6 +56,7 @@ def start_load(
     connect_timeout_s: float = 30.0,
     first_token_timeout_s: float = float("inf"),
     timeout_s: float = 600.0,
+    event_work_s: float = 0.0,
     stamps: bool = True,
     keep_text: bool = False,
     out: Path | str | None = None,
@@ -95,6 +96,8 @@ def start_load(
     warm_connections : int, optional
         Opened before the start, over all processes (stamped client).
     connect_timeout_s, first_token_timeout_s, timeout_s : float
+    event_work_s : float
+        How long the conventional client computes on each event besides parsing its JSON: an experiment's E[S].
     stamps : bool
         False leaves the kernel's stamps out, as on a machine that has none.
     keep_text : bool
@@ -122,6 +125,7 @@ def start_load(
         positive(name, asked[name], " (seconds)")
     if not first_token_timeout_s > 0:
         raise UsageError(f"first_token_timeout_s must be a number above 0 (seconds); not {first_token_timeout_s}")
+    _check_event_work(client, event_work_s)
     asked["seed"] = secrets.randbits(31) if seed is None else seed
     asked["salt"] = secrets.randbits(31) if salt is None else whole("salt", salt, 0)
     schedule = draw_schedule(
@@ -144,6 +148,7 @@ def start_load(
         stream=stream,
         first_token_timeout_s=first_token_timeout_s,
         timeout_s=timeout_s,
+        event_work_s=event_work_s,
     )
     asked["model"] = model or first_model(target, connect_timeout_s)
     body = body_template(target, asked["model"], stream, usage, extra_body)
@@ -151,6 +156,13 @@ def start_load(
     meta["machine"] |= interface_facts(*link.addresses[0])
     jobs = _jobs(folder, meta, target, link, schedule, body)
     return Load(folder, meta, schedule, jobs, progress)
+
+
+def _check_event_work(client: str, event_work_s: float) -> None:
+    if not 0 <= event_work_s < float("inf"):
+        raise UsageError(f"event_work_s must be a number not below 0 (seconds); not {event_work_s}")
+    if event_work_s and client != "conventional":
+        raise UsageError(f'event_work_s goes with client="conventional": the {client} client does no work on events')
 
 
 def _meta(run_id: str, asked: dict[str, Any], arrivals: Arrivals, schedule: Schedule) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class Link:
         Whether answers are event streams.
     connect_timeout_s, first_token_timeout_s, timeout_s : float
         Of a connection, from the start to the first token, of a whole request.
+    event_work_s : float
+        How long the conventional client computes on each event once its JSON is parsed.
     """
 
     url: str
@@ -52,6 +54,7 @@ class Link:
     connect_timeout_s: float = 30.0
     first_token_timeout_s: float = float("inf")
     timeout_s: float = 600.0
+    event_work_s: float = 0.0
 
 
 def resolve(host: str, port: int) -> tuple[Address, ...]:

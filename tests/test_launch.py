@@ -463,6 +463,8 @@ def test_what_is_refused(server: lp.ReferenceServer, tmp_path: Path) -> None:
     refused(tmp_path, "not known", "http://no-such-host.invalid/v1/completions", law, n=1)
     refused(tmp_path, "/v1/completions", server.base_url, law, n=1)
     refused(tmp_path, "timeout_s", url, law, n=1, timeout_s=0)
+    refused(tmp_path, "event_work_s must be a number not below 0", url, law, n=1, event_work_s=-1e-6)
+    refused(tmp_path, 'goes with client="conventional"', url, law, n=1, event_work_s=1e-5)
     refused(tmp_path, "X-Request-Id", url, law, n=1, headers={"X-Request-Id": "mine"})
     refused(tmp_path, "TLS", url.replace("http", "https"), law, n=1, connect_timeout_s=1.0)
     refused(tmp_path, "open files", url, lp.ClosedLoop(10**7), n=1)
