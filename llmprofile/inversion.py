@@ -19,7 +19,8 @@ PLAIN_TERMS, AVERAGED_TERMS = 40, 14
 STEPS = 1 << 16  # of a lattice
 TIMES_A_LATTICE = 4.0  # longest over shortest time that one lattice answers for
 DAMPING = 1e-5  # of the lattice's last step: aliasing below its square, rounding 1e-16 over it
-PARTS, ROUNDS = 128, 5  # a quantile's bracket shrinks by this factor, this often
+PARTS, MOST_ROUNDS = 128, 12  # a quantile's bracket shrinks by this factor at a time
+NARROW = 1e-10  # of the quantile: its bracket
 HIGHEST_QUANTILE = 1 - 1e-8
 
 
@@ -172,10 +173,13 @@ def quantile(cdf: Cdf, q: npt.ArrayLike, scale_s: float) -> Floats:
 
 def _crossings(cdf: Cdf, levels: Floats, scale_s: float) -> Floats:
     high: Floats = np.full(len(levels), scale_s, float)
+    low: Floats = np.zeros(len(levels))
     while (short := cdf(high) < levels).any():
+        low[short] = high[short]
         high[short] *= 4.0
-    low = np.zeros(len(levels))
-    for _ in range(ROUNDS):
+    for _ in range(MOST_ROUNDS):
+        if (high - low <= NARROW * high).all():
+            break
         grid = np.linspace(low, high, PARTS + 1, axis=1)
         reached = cdf(grid.ravel()).reshape(grid.shape) >= levels[:, None]
         reached[:, -1] = True  # it was, a round ago

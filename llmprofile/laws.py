@@ -213,7 +213,8 @@ class Continuous:
         tails = (edges[:-1] + half * (1 + points[:, None])).ravel()
         # from both ends: 1 − u is exact where u is close to 1
         values_s = np.concatenate([self.frozen.ppf(tails), self.frozen.isf(tails)])
-        return values_s, np.tile((half * weights[:, None]).ravel(), 2)
+        known = np.isfinite(values_s)  # some of scipy's laws end at a tail of 1e-16
+        return values_s[known], np.tile((half * weights[:, None]).ravel(), 2)[known]
 
 
 Law = Discrete | Continuous
@@ -291,7 +292,7 @@ def _measured_law(values: Floats) -> Discrete:
 
 
 def _frozen_law(frozen: Any, name: str) -> Law:
-    parameters = [repr(a) for a in frozen.args] + [f"{key}={a!r}" for key, a in frozen.kwds.items()]
+    parameters = [_plain(a) for a in frozen.args] + [f"{key}={_plain(a)}" for key, a in frozen.kwds.items()]
     given = f"{frozen.dist.name}({', '.join(parameters)})"
     moments = [_moment(frozen, order) for order in (1, 2, 3)]
     lowest = frozen.support()[0]
@@ -300,6 +301,10 @@ def _frozen_law(frozen: Any, name: str) -> Law:
     if isinstance(frozen.dist, distributions.rv_discrete):
         return _whole_numbers(frozen, given, name)
     return Continuous(frozen, given, *(float(m) for m in moments))
+
+
+def _plain(parameter: Any) -> str:
+    return repr(parameter.item() if isinstance(parameter, np.generic) else parameter)
 
 
 def _moment(frozen: Any, order: int) -> Any:

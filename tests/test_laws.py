@@ -28,6 +28,7 @@ LAWS = {
     "uniform": stats.uniform(1, 2),
     "lognorm": stats.lognorm(1.0, scale=0.1),
     "weibull": stats.weibull_min(0.7),
+    "histogram": stats.rv_histogram(np.histogram([0.1, 0.2, 0.2, 0.5], bins=4))(),
 }
 
 # moments
@@ -165,7 +166,7 @@ def test_a_law_says_how_it_was_given() -> None:
     assert repr(law_of(np.float64(0.25))) == "0.25"
     assert repr(law_of(np.array([0.5, 0.25]))) == "[0.5, 0.25]"
     assert repr(law_of(np.ones(9))) == "<9 values, mean 1>"
-    assert repr(law_of(stats.gamma(2, scale=0.5))) == "gamma(2, scale=0.5)"
+    assert repr(law_of(stats.gamma(2, scale=np.float64(0.5)))) == "gamma(2, scale=0.5)"
 
 
 def test_laws_are_equal_when_they_say_the_same() -> None:
