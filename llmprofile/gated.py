@@ -153,6 +153,30 @@ def _fixed_point_path(rate: float, service: Law) -> tuple[Floats, float]:
 
 
 @dataclass(frozen=True, eq=False)
+class Stretches:
+    """Measured costs for `simulate_loop`, drawn in stretches of `length` that followed each other: slow phases last.
+
+    Examples
+    --------
+    >>> Stretches(np.array([1.0, 2.0, 3.0]), length=3).sample(4, np.random.default_rng(1))
+    array([2., 3., 1., 2.])
+    """
+
+    values_s: Floats
+    length: int = 1000
+
+    @property
+    def mean_s(self) -> float:
+        """Of the measured costs."""
+        return float(self.values_s.mean())
+
+    def sample(self, n: int, rng: np.random.Generator) -> Floats:
+        """(n,) draws; a stretch that comes to the end goes on at the start."""
+        starts = rng.integers(0, len(self.values_s), -(-n // self.length))
+        return self.values_s[(starts[:, None] + np.arange(self.length)).ravel()[:n] % len(self.values_s)]
+
+
+@dataclass(frozen=True, eq=False)
 class LoopTimes:
     """What `simulate_loop` found: n events and m sends in K turns.
 
@@ -208,7 +232,7 @@ def simulate_loop(
     ----------
     arrivals_s : (n,) float
         When events arrived, in order.
-    poll, read, handle, wakeup, send : law, array of measured seconds, or number of seconds
+    poll, read, handle, wakeup, send : law, array of measured seconds, number of seconds, or Stretches
         a, r, h, D and s.
     sends_s : (m,) float, optional
         When requests are due, in order.
@@ -232,7 +256,7 @@ def simulate_loop(
     arrivals, due = _in_order("arrivals_s", arrivals_s), _in_order("sends_s", () if sends_s is None else sends_s)
     before = _event_before(streams, len(arrivals))
     laws = {"poll": poll, "read": read, "handle": handle, "wakeup": wakeup, "send": send}
-    costs = {name: law_of(value, name) for name, value in laws.items()}
+    costs = {name: value if isinstance(value, Stretches) else law_of(value, name) for name, value in laws.items()}
     two_stages = costs["handle"].mean_s > 0
     most_turns = (1 + two_stages) * (len(arrivals) + len(due)) + 1
     sizes = {"poll": most_turns, "read": len(arrivals), "handle": len(arrivals), "wakeup": most_turns, "send": len(due)}
