@@ -448,7 +448,7 @@ def _verdict(law: str, rivals: pd.DataFrame, times: pd.DataFrame, curve: pd.Data
         said += f"{show_time(float(curve['window_s'].iloc[0]))}), so don't count on it at another rate"
     others = [name for name in fitting if name not in (MG1_NAME, WOKEN_NAME, mine)]
     if others:  # batches, if they do, before what only this run's own arrivals explain
-        return f"{said}; {others[0]} does ({_error(rivals, others[0])})."
+        return f"{said}; {others[0]} fits ({_error(rivals, others[0])})."
     if mine in fitting:
         return f"{said}."
     return f"{said}, nor does any first come, first served: an event loop is a gated queue; see fit_loop."

@@ -151,7 +151,7 @@ def test_batches_are_found_where_mg1_does_not_fit(periodic: bool, law: str) -> N
     run = simulated_run([load])
     plain, fit = fit_mg1(run), fit_batch(run)
     assert "it does not fit" in plain.verdict
-    assert f"{law} with wake-up does" in plain.verdict
+    assert f"{law} with wake-up fits" in plain.verdict
     assert fit.law == law
     assert fit.verdict.endswith("it fits.")
     assert fit.times["predicted_s"].tolist() == pytest.approx(fit.times["measured_s"].tolist(), rel=0.12)
