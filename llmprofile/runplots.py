@@ -1,0 +1,262 @@
+"""Pictures of runs: each function takes a result and draws it on an Axes, and estimates nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from llmprofile.errors import UsageError, one_of, whole
+from llmprofile.latency import CLOCKLESS, CLOCKS, LABELS, column_of
+from llmprofile.metrics import QUANTILES, describe, inter_token_s, run_clock
+from llmprofile.records import Run
+from llmprofile.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    VERMILION,
+    axes_or_new,
+    beside,
+    milliseconds,
+    name_ends,
+    rate_axis,
+    styled,
+    time_axis,
+    two_and_five_milliseconds,
+)
+from llmprofile.units import show_time
+
+Floats = npt.NDArray[np.float64]
+
+CLOCK_COLOURS = {"wire": BLUE, "seen": VERMILION, "handled": VERMILION}
+CLIENT_COLOURS = {"stamped": BLUE, "conventional": VERMILION}
+
+
+@styled
+def clocks(run: Run, metric: str = "ttft_s", ax: Axes | None = None) -> Axes:
+    """One latency on two clocks: on the wire, and as this client would have reported it by its own clock.
+
+    The client's own clock is handled for a conventional run and seen for any other. What lies between the curves is
+    the client's doing.
+
+    Parameters
+    ----------
+    run : Run
+    metric : str
+        A latency of `llmprofile.summary`, or "itl".
+    ax : Axes, optional
+
+    Raises
+    ------
+    UsageError
+        An unknown metric, or one without values on one of the clocks, as where the kernel can't stamp.
+
+    Examples
+    --------
+    >>> [line.get_label() for line in clocks(run, ax=lp.plots.blank_axes()).lines]
+    ['seen', 'wire']
+    """
+    one_of("metric", metric, [name for name in LABELS if name not in CLOCKLESS])
+    own = "handled" if run.client == "conventional" else "seen"
+    wire_s, own_s = _values(run, metric, "wire", own)
+    ax = axes_or_new(ax)
+    time_axis(ax, np.concatenate([wire_s, own_s]))
+    share = np.linspace(0, 1, 1001)
+    between = (np.quantile(wire_s, share), np.quantile(own_s, share))
+    ax.fill_betweenx(share, between[0], between[1], color=VERMILION, alpha=0.15, lw=0)
+    # the wire's curve is the thinner one and drawn last, so that both show where they agree
+    for clock, values_s, share_at, width, above in ((own, own_s, 0.3, 2.6, False), ("wire", wire_s, 0.7, 1.2, True)):
+        ax.ecdf(values_s, color=CLOCK_COLOURS[clock], label=clock, lw=width)
+        at = (float(np.quantile(values_s, share_at)), share_at)
+        beside(ax, at, f"{clock} clock\nmean {show_time(values_s.mean())}", CLOCK_COLOURS[clock], above)
+    text = f"the client's own clock is off by {_difference(own_s.mean() - wire_s.mean(), wire_s.mean())} in the mean"
+    ax.annotate(text, (0.985, 0.04), xycoords="axes fraction", ha="right", color=INK)
+    return _label(ax, run, metric, f"{LABELS[metric]} on two clocks")
+
+
+@styled
+def latency(run: Run, metric: str = "ttft_s", clock: str | None = None, ax: Axes | None = None) -> Axes:
+    """How a latency of the `ok` requests is distributed, with its p50, p90 and p99 where the sample supports them.
+
+    Parameters
+    ----------
+    run : Run
+    metric : str
+        A metric of `llmprofile.summary`.
+    clock : {"wire", "seen", "handled"}, optional
+        The run's own by default.
+    ax : Axes, optional
+
+    Raises
+    ------
+    UsageError
+        An unknown metric or clock, or no values of it.
+
+    Examples
+    --------
+    >>> [line.get_label() for line in latency(run, "e2e_s", clock="wire", ax=lp.plots.blank_axes()).lines]
+    ['wire', 'p50', 'p90', 'p99']
+    """
+    one_of("metric", metric, LABELS)
+    clock = one_of("clock", clock or run_clock(run), CLOCKS)
+    (values_s,), ax = _values(run, metric, clock), axes_or_new(ax)
+    time_axis(ax, values_s)
+    colour = CLOCK_COLOURS[clock]
+    ax.ecdf(values_s, color=colour, label=clock)
+    row = describe(values_s, np.zeros(len(values_s)), block_s=1.0)
+    for name, q in QUANTILES.items():
+        if row[name] is not None:
+            ax.plot(row[name], q, "o", color=colour, ms=5, label=name)
+            beside(ax, (row[name], q), f"{name}  {show_time(row[name])}", INK)
+    where = "" if metric in CLOCKLESS else f" on the {clock} clock"
+    return _label(ax, run, metric, f"{LABELS[metric]}{where}")
+
+
+def ntpot(run: Run, ax: Axes | None = None) -> Axes:
+    """The distribution of NTPOT, a request's whole latency over its output tokens, on the run's own clock.
+
+    Examples
+    --------
+    >>> ntpot(run, lp.plots.blank_axes()).get_xlabel()
+    'NTPOT (ms)'
+    """
+    return latency(run, "ntpot_s", ax=ax)
+
+
+@styled
+def timeline(run: Run, n: int = 20, ax: Axes | None = None) -> Axes:
+    """The first n requests of the schedule, a row each: due, sent, first token, tokens; on the run's own clock.
+
+    A request that did not end well has its outcome written at its end.
+
+    Parameters
+    ----------
+    run : Run
+    n : int
+    ax : Axes, optional
+
+    Examples
+    --------
+    >>> [line.get_label() for line in timeline(run, n=10, ax=lp.plots.blank_axes()).lines]
+    ['due', 'sent', 'token', 'first token']
+    """
+    shown = run.requests.head(whole("n", n)).reset_index(drop=True)
+    clock, origin_ns = run_clock(run), shown[["due_ns", "sent_ns"]].min().min()
+    if pd.isna(origin_ns):
+        raise UsageError(f"none of the first {n} requests of this run was due or sent")
+    ax = axes_or_new(ax)
+    due_s, sent_s, first_s, last_s = (
+        _since(shown[f"{name}_ns"], origin_ns) for name in ("due", "sent", f"first_{clock}", f"last_{clock}")
+    )
+    events = run.events[run.events["request_id"].isin(shown["request_id"])]
+    token_row = pd.Series(shown.index, index=shown["request_id"])[events["request_id"]].to_numpy()
+    rows = shown.index.to_numpy()
+    ax.hlines(rows, sent_s, last_s, color="#D0D0D0", lw=1.0, zorder=1)
+    ax.plot(due_s, rows, "|", color=GREY, ms=9, mew=1.4, label="due")
+    ax.plot(sent_s, rows, ">", color=ORANGE, ms=4.5, label="sent")
+    ax.plot(_since(events[f"{clock}_ns"], origin_ns), token_row, "|", color=BLUE, ms=5, mew=0.8, label="token")
+    ax.plot(first_s, rows, "o", color=GREEN, ms=4.5, label="first token")
+    ends_s = pd.DataFrame([last_s, sent_s, due_s]).max().fillna(0.0)
+    for row in np.flatnonzero(shown["outcome"] != "ok"):
+        text, at = f"  {shown['outcome'][row]}", (ends_s[row], row)
+        ax.annotate(text, at, va="center", color=VERMILION, fontsize=8.5)
+    xlabel = f"time since the first was due (s), {clock} clock"
+    ax.set(xlabel=xlabel, ylabel="request", ylim=(len(shown) - 0.4, -0.6), title=f"The first {len(shown)} requests")
+    ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(False, axis="y")
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2, handletextpad=0.2)
+    return ax
+
+
+@styled
+def error_against_rate(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """How far each client's TTFT was off at each rate: in the mean (drawn through), and at p99 (dashed).
+
+    Parameters
+    ----------
+    table : DataFrame
+        `rate_per_s`, `client`, `error_mean_s`, `error_p99_s`, a row a run; `llmprofile.demo` makes one.
+        `true_mean_s` gives the scale when it is there.
+    ax : Axes, optional
+
+    Examples
+    --------
+    >>> table = pd.DataFrame({"rate_per_s": [50.0, 100.0], "client": ["conventional"] * 2,
+    ...                       "error_mean_s": [0.001, 0.01], "error_p99_s": [0.002, 0.05]})
+    >>> [line.get_label() for line in error_against_rate(table, lp.plots.blank_axes()).lines]
+    ['conventional mean', 'conventional p99']
+    """
+    if table.empty:
+        raise UsageError("the table holds no run, so there is nothing to draw")
+    ax = axes_or_new(ax)
+    rate_axis(ax, sorted(table["rate_per_s"].unique()))
+    _error_axis(ax, table[["error_mean_s", "error_p99_s"]].to_numpy(float))
+    if "true_mean_s" in table:
+        _true_line(ax, float(table["true_mean_s"].median()))
+    ends = []
+    for client, runs in table.sort_values("rate_per_s").groupby("client", sort=False):
+        colour = CLIENT_COLOURS.get(str(client), GREEN)
+        rates, mean_s, p99_s = (runs[c].to_numpy(float) for c in ("rate_per_s", "error_mean_s", "error_p99_s"))
+        ax.plot(rates, mean_s, "o-", color=colour, ms=5, label=f"{client} mean")
+        ax.plot(rates, p99_s, ".--", color=colour, lw=1.0, label=f"{client} p99")
+        ends += [(rates[-1], e[-1], f"{client}, {what}", colour) for e, what in ((mean_s, "mean"), (p99_s, "p99"))]
+    name_ends(ax, ends)
+    ax.set(
+        xlabel="rate (requests/s)", ylabel="error of the reported TTFT (ms)", title="How far off the reported TTFT is"
+    )
+    return ax
+
+
+def _values(run: Run, metric: str, *on: str) -> list[Floats]:
+    """A metric's values on these clocks, over the `ok` requests that have it on all of them (ITL: over the tokens)."""
+    ok = run.requests[run.requests["outcome"] == "ok"]
+    if metric == "itl":
+        values_s = [inter_token_s(run, clock)["itl_s"].to_numpy(float) for clock in on]
+    else:
+        names = [column_of(metric, clock) for clock in on]
+        known = ok[names].dropna()
+        values_s = [known[name].to_numpy(float) for name in names]
+    if not all(len(v) for v in values_s):
+        raise UsageError(f"no ok request of this run has {LABELS[metric]} on the {' and the '.join(on)} clock")
+    return values_s
+
+
+def _since(stamps_ns: pd.Series, origin_ns: int) -> Floats:
+    return ((stamps_ns - origin_ns) / 1e9).to_numpy(float, na_value=np.nan)
+
+
+def _difference(gap_s: float, of_s: float) -> str:
+    """A difference with its sign, and as a share of what it is a difference to unless that is next to nothing."""
+    share = gap_s / of_s
+    text = f"{'+' if gap_s >= 0 else '-'}{show_time(abs(gap_s))}" + (f" ({share:+.1%})" if abs(share) >= 5e-4 else "")
+    return text.replace("-", "−")
+
+
+def _error_axis(ax: Axes, errors_s: Floats) -> None:
+    if (errors_s <= 0).any():  # what is below zero has no logarithm
+        ax.set_yscale("symlog", linthresh=1e-5)
+    else:
+        ax.set_yscale("log")
+    ax.yaxis.set_major_formatter(FuncFormatter(milliseconds))
+    wide = np.nanmax(np.abs(errors_s), initial=0.0) > 100 * np.nanmin(np.abs(errors_s), initial=1.0)
+    ax.yaxis.set_minor_formatter(NullFormatter() if wide else FuncFormatter(two_and_five_milliseconds))
+
+
+def _true_line(ax: Axes, true_s: float) -> None:
+    """The scale against which an error is small or large."""
+    ax.axhline(true_s, color=GREY, lw=0.9, ls=":", label="true TTFT")
+    at, halo = (0.01, true_s), {"fc": "white", "ec": "none", "pad": 0.6}
+    ax.annotate(f"the true TTFT: {show_time(true_s)}", at, (0, 3), xycoords=ax.get_yaxis_transform(),
+                textcoords="offset points", color=GREY, fontsize=8.5, bbox=halo)  # fmt: skip
+
+
+def _label(ax: Axes, run: Run, metric: str, title: str) -> Axes:
+    ok, n = int((run.requests["outcome"] == "ok").sum()), len(run.requests)
+    requests = f"{n:,} requests" if ok == n else f"the {ok:,} ok of {n:,} requests"
+    ylabel = f"share of the tokens of {requests}" if metric == "itl" else f"share of {requests}"
+    ax.set(ylim=(0, 1.02), xlabel=f"{LABELS[metric]} (ms)", ylabel=ylabel, title=f"{title}, {run.client} client")
+    return ax

@@ -1,0 +1,157 @@
+"""One look for all figures: colours, axes, ticks, names of curves, saving.
+
+Data stay in seconds, and labels show milliseconds. Colours are those of Okabe and Ito (2008), which colour-blind
+readers can tell apart; curves are named where they run rather than in a legend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+Floats = npt.NDArray[np.float64]
+
+BLUE, VERMILION, GREEN, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#6B6B6B", "#333333"
+SIZE_IN, SAVED_DPI = (7.0, 3.6), 150
+LINE_PT = 11.0
+LOG_FROM = 8.0
+"""A time axis is logarithmic when its 99.5th percentile is this many times its 0.5th."""
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.titlelocation": "left",
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#888888",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#E4E4E4",
+    "grid.linewidth": 0.6,
+    "xtick.color": "#555555",
+    "ytick.color": "#555555",
+    "lines.linewidth": 1.8,
+    "legend.frameon": False,
+}
+
+P = ParamSpec("P")
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+    """The package's style, for a while."""
+    # rc_context would also undo what a notebook's backend sets when it wakes up at the first figure
+    before = {name: mpl.rcParams[name] for name in _STYLE}
+    mpl.rcParams.update(_STYLE)
+    try:
+        yield
+    finally:
+        mpl.rcParams.update(before)
+
+
+def styled(draw: Callable[P, Axes]) -> Callable[P, Axes]:
+    """Draw in the package's style and leave the caller's settings as they were."""
+
+    @functools.wraps(draw)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Axes:
+        with _style():
+            return draw(*args, **kwargs)
+
+    return wrapper
+
+
+def blank_axes(width_in: float = SIZE_IN[0], height_in: float = SIZE_IN[1]) -> Axes:
+    """Axes on a figure that belongs to no window and no notebook cell, for `save`.
+
+    Examples
+    --------
+    >>> blank_axes(5.0, 3.0).figure.get_size_inches().tolist()
+    [5.0, 3.0]
+    """
+    with _style():
+        return Figure(figsize=(width_in, height_in), layout="constrained").add_subplot()
+
+
+def save(ax: Axes, path: Path) -> None:
+    """Write the figure that an Axes is on; the path's suffix says as what.
+
+    Examples
+    --------
+    >>> save(blank_axes(), Path("blank.svg"))
+    """
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    figure.savefig(path, dpi=SAVED_DPI)
+
+
+def axes_or_new(ax: Axes | None) -> Axes:
+    """The Axes that was given, or one on a new figure of the package's size."""
+    return plt.subplots(figsize=SIZE_IN, layout="constrained")[1] if ax is None else ax
+
+
+def milliseconds(seconds: float, _: Any = None) -> str:
+    """A tick's label: seconds shown as milliseconds.
+
+    Examples
+    --------
+    >>> milliseconds(0.0005)
+    '0.5'
+    """
+    return f"{seconds * 1e3:.6g}"
+
+
+def two_and_five_milliseconds(seconds: float, _: Any = None) -> str:
+    """Between the decades of a logarithmic axis that has few of them."""
+    text = milliseconds(seconds)
+    return text if text.strip("0.") in ("2", "5") else ""
+
+
+def time_axis(ax: Axes, values_s: Floats) -> None:
+    """Limits and ticks for seconds that are shown as milliseconds; logarithmic where they span much."""
+    low_s, high_s = np.quantile(values_s, [0.005, 0.995])
+    if low_s > 0 and high_s > LOG_FROM * low_s:
+        ax.set_xscale("log")
+        ax.set_xlim(low_s / 1.6, values_s.max() * 1.3)
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.xaxis.set_minor_locator(NullLocator())
+    else:
+        width_s = max(float(high_s - low_s), 1e-6)
+        ax.set_xlim(max(low_s - 0.35 * width_s, 0.0 if low_s >= 0 else -np.inf), high_s + 0.35 * width_s)
+    ax.xaxis.set_major_formatter(FuncFormatter(milliseconds))
+
+
+def beside(ax: Axes, at: tuple[float, float], text: str, colour: str, above: bool = False) -> None:
+    """Text next to a point of a rising curve: left above it or right below it, where the curve isn't."""
+    shift, ha, va = ((-6, 1), "right", "bottom") if above else ((7, -1), "left", "top")
+    ax.annotate(text, at, shift, textcoords="offset points", ha=ha, va=va, color=colour)
+
+
+def rate_axis(ax: Axes, rates_per_s: list[float]) -> None:
+    """A logarithmic x axis with a tick at each of these rates."""
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(rates_per_s))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
+
+
+def name_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
+    """The curves' names at their right ends (x, y, name, colour), moved up where they would overlap."""
+    ax.autoscale_view()  # limits are otherwise found when the figure is drawn
+    placed_pt = -np.inf
+    for x, y, text, colour in sorted((end for end in ends if not np.isnan(end[1])), key=lambda end: end[1]):
+        y_pt = ax.transData.transform((x, y))[1] * 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]
+        placed_pt = max(y_pt, placed_pt + LINE_PT)
+        shift = (8, placed_pt - y_pt)
+        ax.annotate(text, (x, y), shift, textcoords="offset points", va="center", color=colour, annotation_clip=False)
