@@ -166,9 +166,10 @@ def fit_sweep(
     -----
     Least squares of relative errors. Intervals are those of the profile likelihood: all values at which the sum of
     squares, at the best of all others, is below its least times 1 + F/ν, F the quantile of Fisher's law with 1 and ν
-    degrees of freedom. Source: Bates and Watts, Nonlinear Regression Analysis (1988), 6.1. They cover E[S] in 94 to 97 %
-    where latencies err by one share of themselves; with two numbers of processes up to ρ = 0.9 and queues of 100,000
-    jobs in 95 % where the server's mean errs by 0.05 %, 90 % where by 0.01 %, and 43 % where it doesn't err at all.
+    degrees of freedom. Source: Bates and Watts, Nonlinear Regression Analysis (1988), 6.1. They cover E[S] in 94 to
+    97 % where each latency errs by the same share. Queues err by more near saturation: with two numbers of processes up
+    to ρ = 0.9 and 100,000 jobs a run, intervals cover in 95 % where the server's means err by 0.05 %, in 90 % where by
+    0.01 %, and in 43 % where these don't err at all.
 
     Examples
     --------
@@ -207,8 +208,8 @@ _ASSUMED = (
 )
 
 _INTERVALS = (
-    "Intervals: profile likelihood, {} degrees of freedom, each latency taken to err by the same share. Where a process "
-    "can hardly keep up it errs by more, so that they are too narrow; repeated runs help."
+    "Intervals: profile likelihood, {} degrees of freedom, each latency taken to err by the same share. Where a "
+    "process can hardly keep up it errs by more, so that they are too narrow; repeated runs help."
 )
 
 
