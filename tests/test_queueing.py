@@ -223,6 +223,21 @@ def test_fifty_thousand_measured_times() -> None:
 # approximations
 
 
+def test_figures_of_gg1_by_hand() -> None:
+    # ρ = 1/2, E[S] = 1: (c_a² + c_s²) / 2, times the factor of gaps less and more even than Poisson's
+    uneven, even = GG1(0.5, stats.expon(), 4), GG1(0.5, stats.gamma(2, scale=0.5), 0.25)
+    assert uneven.mean_wait_s == pytest.approx(2.5 * math.exp(-0.5 * 3 / 8), rel=1e-12)
+    assert even.mean_wait_s == pytest.approx(0.375 * math.exp(-(1 / 1.5) * 0.75**2 / 0.75), rel=1e-12)
+    assert uneven.mean_wait_bound_s == pytest.approx(0.5 * (4 / 0.25 + 1))
+    assert even.mean_wait_bound_s == pytest.approx(0.5 * (0.25 / 0.25 + 0.5))
+
+
+def test_figures_of_mgk_by_hand() -> None:
+    # Cosmetatos: M/D/2 at ρ = 1/2 waits 1/2 (1 + (1 − ρ) (k − 1) (√14 − 2) / 16 k ρ) of M/M/2, which waits 1/3
+    assert MGk(1, 1.0, 2).mean_wait_s == pytest.approx((1 + (math.sqrt(14) - 2) / 32) / 6, rel=1e-12)
+    assert MGk(0.01, 1.0, 2).mean_wait_s / MGk(0.01, stats.expon(), 2).mean_wait_s == pytest.approx(0.62)
+
+
 @pytest.mark.parametrize("rho", [0.3, 0.5, 0.7, 0.9])
 @pytest.mark.parametrize(
     ("arrival_scv", "gaps"),
