@@ -20,7 +20,7 @@ from scipy.optimize import brentq, nnls
 from llmprofile.errors import UsageError, one_of
 from llmprofile.gated import GatedLoop, LoopTimes, Stretches, simulate_loop
 from llmprofile.records import Run
-from llmprofile.units import MISSING_NS, NS_PER_S, show_rate, show_time
+from llmprofile.units import MISSING_NS, NS_PER_S, elapsed_s, show_rate, show_time
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -28,8 +28,8 @@ Bools = npt.NDArray[np.bool_]
 
 COSTS = ("poll", "read", "handle", "send", "wakeup")
 CLIENTS = ("stamped", "conventional")
-STALL_S = 1e-3
-"""A turn that takes more than twice what it should and this is a stall: it is left out of the regression."""
+STALL_S, DISTURBED_SHARE = 1e-3, 0.05
+"""A turn that takes more than twice what it should and this is a stall; when stalls take this share, a fit says so."""
 BLOCKS, TURNS_AT_LEAST, SLEEPS_AT_LEAST = 40, 200, 20
 _EDGE_NS = 100_000  # the first request is begun in a turn whose poll returned this much earlier, at most
 
@@ -48,8 +48,10 @@ class LoopPrediction:
     events : int
     events_per_s : float
         Of each worker, on average.
-    predicted, measured : dict
-        `mean_s`, `p90_s`, `p99_s`.
+    predicted, measured, undisturbed : dict
+        `mean_s`, `p50_s`, `p90_s`, `p99_s`; `undisturbed` is measured of events that no stall held up.
+    disturbed_share : float
+        Of events that waited through a stall or a late wake-up, which no prediction knows of.
     """
 
     client: str
@@ -57,6 +59,8 @@ class LoopPrediction:
     events_per_s: float
     predicted: dict[str, float]
     measured: dict[str, float]
+    undisturbed: dict[str, float]
+    disturbed_share: float
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -67,13 +71,15 @@ class LoopPrediction:
     def sentence(self) -> str:
         """How well the prediction does."""
         off, tail = self.ratios["mean_s"] - 1, self.ratios["p99_s"] - 1
+        quiet = self.predicted["mean_s"] / self.undisturbed["mean_s"] - 1
         return (
             f"The mean time in the client is {'within 20 %' if abs(off) <= 0.2 else 'not within 20 %'} of what was "
-            f"measured at {show_rate(self.events_per_s)} events a worker ({off:+.0%}); its p99 is off by {tail:+.0%}."
+            f"measured at {show_rate(self.events_per_s)} events a worker ({off:+.0%}), its p99 is off by {tail:+.0%}; "
+            f"for the {1 - self.disturbed_share:.1%} of events that no stall held up, the mean is off by {quiet:+.0%}."
         )
 
     def _cells(self) -> pd.DataFrame:
-        rows = {"predicted": self.predicted, "measured": self.measured}
+        rows = {"predicted": self.predicted, "measured": self.measured, "without stalls": self.undisturbed}
         return pd.DataFrame(rows).T.map(show_time).rename(columns=lambda name: name.removesuffix("_s"))
 
     def __repr__(self) -> str:
@@ -94,9 +100,12 @@ class LoopFit:
         One row a worker and one for "all": of each of `COSTS` its estimate and standard error (`poll_s`,
         `poll_se_s`, …), `r2`, `turns`, `left_out` and `left_out_share` (stalls: how many turns, and their share of
         the time that the loop was awake), `other` and `other_share` (turns that did nothing that is counted: timers,
-        connections). NaN is what the run can't tell.
+        connections), `late_wakeups` (left out). NaN is what the run can't tell.
     poll_law, wakeup_law : (n,) float
-        What a turn costs beyond its events, with what the regression leaves over, stalls included; measured wake-ups.
+        What a turn costs beyond its events, with what the regression leaves over of turns that did not stall; measured
+        wake-ups.
+    coefficients : (7,) float
+        Of the regression, all workers: poll, the poll's own cost, read, handle, and a request's three parts.
     after_s : float
         How much of a turn's cost comes after its last event is done: in every turn, in no event's own time.
     sends_per_event : float
@@ -108,6 +117,7 @@ class LoopFit:
     costs: pd.DataFrame
     poll_law: Floats
     wakeup_law: Floats
+    coefficients: Floats
     after_s: float
     sends_per_event: float
     check: LoopPrediction | None = None
@@ -152,17 +162,25 @@ class LoopFit:
         if run.client != self.client:
             raise UsageError(f"a fit of the {self.client} client can't predict a run of the {run.client} one")
         draws = np.random.default_rng(rng)
-        predicted, measured, busy_s = [], [], 0.0
+        predicted, measured, disturbed, span_s = [], [], [], 0.0
         for worker in _workers(run):
             load = _load_of(worker)
             found = self.simulate(load.arrivals_s, load.due_s, load.streams, draws)
-            known = ~np.isnan(load.times_s)
-            predicted.append(found.time_s[known] - self.after_s)
-            measured.append(load.times_s[known])
-            busy_s += float(np.ptp(load.arrivals_s))
-        figures = [_figures(np.concatenate(values)) for values in (predicted, measured)]
-        events = sum(map(len, measured))
-        return LoopPrediction(self.client, events, events / busy_s if busy_s else np.nan, *figures)
+            predicted.append(found.time_s[~np.isnan(load.times_s)] - self.after_s)
+            known = ~np.isnan(worker.times_s)
+            measured.append(worker.times_s[known])
+            disturbed.append(_disturbed(worker, self.coefficients)[known])
+            span_s += float(np.ptp(load.arrivals_s))
+        times_s, stalled = np.concatenate(measured), np.concatenate(disturbed)
+        return LoopPrediction(
+            client=self.client,
+            events=len(times_s),
+            events_per_s=len(times_s) / span_s if span_s else np.nan,
+            predicted=_figures(np.concatenate(predicted)),
+            measured=_figures(times_s),
+            undisturbed=_figures(times_s[~stalled]),
+            disturbed_share=float(stalled.mean()),
+        )
 
     def _cells(self) -> pd.DataFrame:
         columns = {}
@@ -175,12 +193,17 @@ class LoopFit:
 
     def _lines(self) -> list[str]:
         row = self.costs.loc["all"]
-        return [
-            f"{row['left_out']:.0f} of {row['turns']:.0f} turns were stalls and left out of the costs: "
-            f"{row['left_out_share']:.1%} of the time that the loop was awake.",
+        lines = [
+            f"{row['left_out']:.0f} of {row['turns']:.0f} turns were stalls and left out, {row['left_out_share']:.1%} "
+            f"of the time that the loop was awake; so were {row['late_wakeups']:.0f} late wake-ups. Predictions know "
+            "nothing of them.",
             f"{row['other']:.0f} turns did nothing that is counted: {row['other_share']:.1%} of that time.",
-            *([] if row["wakeup_s"] >= 0 else ["The loop hardly ever slept: its wake-up is unknown and taken as 0."]),
         ]
+        if row["left_out_share"] > DISTURBED_SHARE:
+            lines.append("Something else kept the machine busy: fit a quieter run before predicting from this one.")
+        if np.isnan(row["wakeup_s"]):
+            lines.append("The loop hardly ever slept: its wake-up is unknown and taken as 0.")
+        return lines
 
     def __repr__(self) -> str:
         head = f"Event loop of the {self.client} client: costs ± standard errors"
@@ -198,8 +221,11 @@ def fit_loop(run: Run) -> LoopFit:
     The length of a turn, from its poll (entered when something was ready, returned when it slept) to the next one, is
     regressed on what was done in it: weights are 1 / expected length, no cost is below 0, and standard errors are of
     the sandwich kind over 40 blocks of successive turns a worker, robust to unequal and correlated residuals. These
-    are mean costs. Stalls (more than twice the expected length and 1 ms) are left out, counted, and kept in
-    `poll_law`. The wake-up runs from the first arrival to the return of a poll that slept, less the poll's own cost.
+    are mean costs. The wake-up runs from the first arrival to the return of a poll that slept, less what a poll costs.
+
+    Stalls are left out and counted, since they are the machine's at that time: turns of more than twice the expected
+    length and 1 ms (preemptions, mostly), wake-ups of more than ten times the median and 1 ms. So costs and predictions
+    are of a loop that is left alone.
 
     Raises
     ------
@@ -219,14 +245,15 @@ def fit_loop(run: Run) -> LoopFit:
     rows = {name: _row(estimates[name], own) for name, own in turns.items()}
     costs = pd.DataFrame.from_dict(rows, orient="index").rename_axis("worker")
     estimate, asleep_s = estimates["all"], float(estimates["all"].values[1])
-    slept = ~np.isnan(pooled.wakeup_s)
+    slept = _on_time(pooled.wakeup_s)
     fit = LoopFit(
         client=run.client,
         costs=costs,
-        poll_law=_law_around(float(estimate.values[0]), pooled.length_s - pooled.design @ estimate.values),
+        poll_law=_law_around(estimate.values[0], (pooled.length_s - pooled.design @ estimate.values)[estimate.kept]),
         wakeup_law=np.maximum(pooled.wakeup_s[slept] - asleep_s, 0.0)
         if slept.sum() >= SLEEPS_AT_LEAST
         else np.zeros(1),
+        coefficients=estimate.values,
         after_s=_after_last_event(pooled, estimate, run.client),
         sends_per_event=float(pooled.design[:, 5].sum() / max(1, len(run.events))),
     )
@@ -250,6 +277,11 @@ class _Worker:
     def done_ns(self) -> Ints:
         """When each event was done: handled, or seen by a client that handles nothing."""
         return self.events["handled_ns" if self.two_stages else "seen_ns"]
+
+    @property
+    def times_s(self) -> Floats:
+        """Each event's time in the client; NaN without a stamp of either end."""
+        return elapsed_s(self.done_ns, self.events["wire_ns"])
 
     def turn_of(self, at_ns: Ints) -> Ints:
         """The turn that each time fell into."""
@@ -289,7 +321,8 @@ def _plain(frame: pd.DataFrame, names: Any) -> dict[str, Ints]:
 class _Turns:
     """The turns of one worker, or of all, within the load.
 
-    `design` has the columns of `_COLUMNS`; `front_s` runs from a turn's start to its last event done; NaN is missing.
+    `design` has the columns of `_COLUMNS`, `number` says which turn of its worker each is; `front_s` runs from a turn's
+    start to its last event done; NaN is missing.
     Turns that did nothing that is counted are only summed up.
     """
 
@@ -297,6 +330,7 @@ class _Turns:
     length_s: Floats
     wakeup_s: Floats
     front_s: Floats
+    number: Ints
     block: Ints
     other: int
     other_s: float
@@ -329,6 +363,7 @@ def _turns_of(worker: _Worker) -> _Turns:
         length_s=length_s[counted],
         wakeup_s=np.where(~ready & (first > entered), (returned - first) / NS_PER_S, np.nan)[counted],
         front_s=np.where(last != MISSING_NS, (last - start) / NS_PER_S, np.nan)[counted],
+        number=np.flatnonzero(counted),
         block=np.arange(counted.sum()) * BLOCKS // max(1, counted.sum()),
         other=int((within & ~counted).sum()),
         other_s=float(length_s[within & ~counted].sum()),
@@ -345,10 +380,8 @@ def _first_arrival(worker: _Worker) -> Ints:
 
 
 def _pool(parts: list[_Turns]) -> _Turns:
-    arrays = {
-        name: np.concatenate([getattr(p, name) for p in parts])
-        for name in ("design", "length_s", "wakeup_s", "front_s")
-    }
+    names = ("design", "length_s", "wakeup_s", "front_s", "number")
+    arrays = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
     block = np.concatenate([p.block + k * BLOCKS for k, p in enumerate(parts)])
     return _Turns(**arrays, block=block, other=sum(p.other for p in parts), other_s=sum(p.other_s for p in parts))
 
@@ -412,7 +445,7 @@ def _row(estimate: _Estimate, turns: _Turns) -> dict[str, float]:
         row[f"{name}_s"] = float(values[parts].sum()) if happened else np.nan
         variance = float(covariance[np.ix_(parts, parts)].sum())
         row[f"{name}_se_s"] = variance**0.5 if variance > 0 else np.nan
-    slept = ~np.isnan(turns.wakeup_s)
+    slept = _on_time(turns.wakeup_s)
     row["wakeup_s"] = row["wakeup_se_s"] = np.nan
     if slept.sum() >= SLEEPS_AT_LEAST:
         wakeup_s, one = turns.wakeup_s[slept], np.ones((slept.sum(), 1))
@@ -422,7 +455,15 @@ def _row(estimate: _Estimate, turns: _Turns) -> dict[str, float]:
     awake_s, stalled = turns.length_s.sum() + turns.other_s, ~estimate.kept
     shares = {"left_out_share": turns.length_s[stalled].sum() / awake_s, "other_share": turns.other_s / awake_s}
     counts = {"turns": len(stalled) + turns.other, "left_out": stalled.sum(), "other": turns.other}
+    counts["late_wakeups"] = (~np.isnan(turns.wakeup_s)).sum() - slept.sum()
     return row | {"r2": estimate.r2} | {k: float(v) for k, v in (counts | shares).items()}
+
+
+def _on_time(wakeup_s: Floats) -> Bools:
+    """Which turns slept and woke as the loop does, not held up by something else."""
+    known = wakeup_s[~np.isnan(wakeup_s)]
+    most_s = 10 * float(np.median(known)) + STALL_S if len(known) else 0.0
+    return wakeup_s <= most_s
 
 
 def _law_around(cost_s: float, residual_s: Floats) -> Floats:
@@ -444,6 +485,18 @@ def _after_last_event(turns: _Turns, estimate: _Estimate, client: str) -> float:
     return float(values[0] - before[with_any].mean()) if with_any.any() else 0.0
 
 
+def _disturbed(worker: _Worker, coefficients: Floats) -> Bools:
+    """Which events waited through a stall, or a late wake-up."""
+    turns, entered = _turns_of(worker), worker.cycles["poll_entered_ns"]
+    awake_s = np.append(entered[1:] - worker.cycles["poll_returned_ns"][:-1], 0) / NS_PER_S
+    stalled = awake_s > STALL_S
+    late = ~np.isnan(turns.wakeup_s) & ~_on_time(turns.wakeup_s)
+    stalled[turns.number] = late | (turns.length_s > 2 * turns.design @ coefficients + STALL_S)
+    before = np.concatenate([[0], np.cumsum(stalled)])
+    first = np.searchsorted(entered, worker.events["wire_ns"], side="right") - 1
+    return before[worker.turn_of(worker.done_ns) + 1] > before[np.maximum(first, 0)]
+
+
 # the load of a run
 
 
@@ -461,11 +514,10 @@ class _Load:
 
 
 def _load_of(worker: _Worker) -> _Load:
-    events, requests, done = worker.events, worker.requests, worker.done_ns
+    events, requests = worker.events, worker.requests
     ids, wire = np.concatenate([_bare_reads(worker), np.stack([events["request_id"], events["wire_ns"]], axis=1)]).T
     times_s = np.full(len(ids), np.nan)
-    both = (events["wire_ns"] != MISSING_NS) & (done != MISSING_NS)
-    times_s[len(ids) - len(done) :] = np.where(both, (done - events["wire_ns"]) / NS_PER_S, np.nan)
+    times_s[len(ids) - len(worker.done_ns) :] = worker.times_s
     due = requests["due_ns"][(requests["due_ns"] != MISSING_NS) & (requests["sent_ns"] != MISSING_NS)]
     order = np.argsort(wire, kind="stable")
     order = order[wire[order] != MISSING_NS]
@@ -484,5 +536,7 @@ def _bare_reads(worker: _Worker) -> Ints:
 
 
 def _figures(times_s: Floats) -> dict[str, float]:
-    p90_s, p99_s = np.quantile(times_s, [0.90, 0.99])
-    return {"mean_s": float(times_s.mean()), "p90_s": float(p90_s), "p99_s": float(p99_s)}
+    if not len(times_s):
+        return dict.fromkeys(("mean_s", "p50_s", "p90_s", "p99_s"), np.nan)
+    p50_s, p90_s, p99_s = np.quantile(times_s, [0.50, 0.90, 0.99])
+    return {"mean_s": float(times_s.mean()), "p50_s": float(p50_s), "p90_s": float(p90_s), "p99_s": float(p99_s)}
