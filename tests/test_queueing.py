@@ -197,7 +197,7 @@ SIMULATED: dict[str, tuple[Callable[[float], Any], Any]] = {
 def test_simulation_agrees_with_every_exact_model(name: str, rho: float) -> None:
     make, service = SIMULATED[name]
     # a batch must hold many busy periods, or its mean is too skewed for a standard error
-    queue, n, rng = make(rho), 3_000_000 if rho >= 0.9 else 500_000, np.random.default_rng([int(100 * rho), len(name)])
+    queue, n, rng = make(rho), 1_500_000 if rho >= 0.9 else 300_000, np.random.default_rng([int(100 * rho), len(name)])
     assert queue.utilisation == pytest.approx(rho)
     arrivals = np.cumsum(rng.exponential(1 / queue.rate_per_s, n))
     waits = simulate(arrivals, draws(service, n, rng))[20_000:]
@@ -320,7 +320,7 @@ def test_ciw_agrees(k: int) -> None:
         number_of_servers=[k],
     )
     simulation = ciw.Simulation(network)
-    simulation.simulate_until_max_time(60_000 / k)
+    simulation.simulate_until_max_time(40_000 / k)
     records = sorted(simulation.get_all_records(), key=lambda record: record.arrival_date)[1_000:]
     waits = np.array([record.waiting_time for record in records])
     mean, error = batch_means(waits)
