@@ -18,7 +18,7 @@ from scipy.stats import t as student
 
 from llmprofile.batches import DXG1, MXG1
 from llmprofile.errors import UsageError
-from llmprofile.jobs import Arrivals, Costs, Jobs, Steady, dispersion, find_batches, mean_of
+from llmprofile.jobs import VACATION_S, Arrivals, Costs, Jobs, Steady, dispersion, find_batches, mean_of
 from llmprofile.metrics import BLOCKS_AT_LEAST
 from llmprofile.queueing import MG1
 from llmprofile.records import Run
@@ -29,7 +29,9 @@ Ints = npt.NDArray[np.int64]
 Columns = dict[str, npt.NDArray[Any]]
 
 WITHIN = 0.20
-"""A model fits when its mean is this near to the measured one, or within two standard errors."""
+"""A model fits when its mean is this near to the measured one."""
+MUCH_AWAY = 0.01
+"""A share of the time off the processor above which a fit tells as much of the machine as of the client."""
 BUNCHED = 2.0
 """Arrivals with an index of dispersion above this are no Poisson stream, over the windows in which the queue lives."""
 SIMULATED_JOBS = 200_000
@@ -401,10 +403,10 @@ def _rivals(times: pd.DataFrame, load: Arrivals, batch_load: Arrivals, costs: Co
     traces = [np.sort(ns_to_s(jobs.arrival_ns - part.from_ns)) for jobs in part.loops]
     parts = [_through(trace, np.ones(len(trace), np.int64), costs, rng) * (len(trace) / n) for trace in traces]
     means[TRACE_NAME] = float(sum(times_s.mean() for times_s in parts))
-    measured_s, se = (_cell(times, "mean", column) for column in ("measured_s", "measured_se_s"))
+    measured_s = _cell(times, "mean", "measured_s")
     frame = pd.DataFrame({"mean_s": pd.Series(means)})
     frame["error"] = frame["mean_s"] / measured_s - 1
-    frame["fits"] = (frame["mean_s"] - measured_s).abs() <= max(WITHIN * measured_s, 2 * se)
+    frame["fits"] = frame["error"].abs() <= WITHIN
     return frame
 
 
@@ -435,21 +437,21 @@ def _verdict(law: str, rivals: pd.DataFrame, times: pd.DataFrame, curve: pd.Data
     said += f"{show_time(_cell(times, 'mean', 'measured_s'))} was measured ({_error(rivals, mine)}): "
     bunched = float(curve.drop(columns=["window_s", "pooled"]).iloc[0].mean()) if len(curve) else math.nan
     poisson = mine != WOKEN_NAME or not bunched > BUNCHED
-    if abs(_cell(rivals, mine, "error")) <= WITHIN and poisson:
+    if mine in fitting and poisson:
         return said + "it fits."
-    if mine not in fitting:
-        said += "it does not fit"
-    elif abs(_cell(rivals, mine, "error")) > WITHIN:
-        said += "it can't be ruled out, as the measured mean is no surer than that"
+    measured_s, se = _cell(times, "mean", "measured_s"), _cell(times, "mean", "measured_se_s")
+    unsure = mine not in fitting and abs(_cell(rivals, mine, "mean_s") - measured_s) <= 2 * se
+    if unsure:
+        said += f"it can't be ruled out, as the measured mean has a standard error of {se / measured_s:.0%}"
     else:
-        said += "near"
-    if mine in fitting and not poisson:
+        said += "near" if mine in fitting else "it does not fit"
+    if (unsure or mine in fitting) and not poisson:
         said += f", but arrivals are no Poisson stream (index of dispersion {bunched:.1f} over "
         said += f"{show_time(float(curve['window_s'].iloc[0]))}), so don't count on it at another rate"
     others = [name for name in fitting if name not in (MG1_NAME, WOKEN_NAME, mine)]
     if others:  # batches, if they do, before what only this run's own arrivals explain
         return f"{said}; {others[0]} fits ({_error(rivals, others[0])})."
-    if mine in fitting:
+    if unsure or mine in fitting:
         return f"{said}."
     return f"{said}, nor does any first come, first served: an event loop is a gated queue; see fit_loop."
 
@@ -459,8 +461,9 @@ def _error(rivals: pd.DataFrame, name: str) -> str:
 
 
 def _notes(part: Steady, threshold_s: float | None, batch_load: Arrivals) -> list[str]:
-    vacations = sum(int(jobs.is_vacation.sum()) for jobs in part.loops)
-    away_s = sum(float(jobs.service_s[jobs.is_vacation].sum()) for jobs in part.loops)
+    wakeups_s = part.costs().wakeup_s
+    late_s, spent_s = wakeups_s[wakeups_s > VACATION_S], part.span_s * len(part.loops)
+    vacations_s = np.concatenate([jobs.service_s[jobs.is_vacation] for jobs in part.loops])
     unplaced = sum(jobs.unplaced for jobs in part.loops)
     notes = [part.note]
     if part.too_short:
@@ -468,9 +471,15 @@ def _notes(part: Steady, threshold_s: float | None, batch_load: Arrivals) -> lis
             f"Too short for intervals, which take {BLOCKS_AT_LEAST} blocks of {show_time(part.block_s)}; "
             "standard errors are those of shorter blocks, and may be too small."
         )
-    if vacations:
-        share = away_s / part.span_s / len(part.loops)
-        notes.append(f"{vacations} vacations (off the processor), {share:.1%} of the time; they count as service.")
+    if len(vacations_s):
+        share = f"{vacations_s.sum() / spent_s:.1%} of the time; they count as service"
+        notes.append(f"{len(vacations_s)} vacations (services off the processor), {share}.")
+    if len(late_s):
+        notes.append(
+            f"{len(late_s)} wake-ups took more than {show_time(VACATION_S)}, {late_s.sum() / spent_s:.1%} of the time."
+        )
+    if vacations_s.sum() + late_s.sum() > MUCH_AWAY * spent_s:
+        notes.append("The loop often had no processor: this fit tells of the machine, and holds for no quieter one.")
     if unplaced:
         notes.append(f"{unplaced} events or sends lack a stamp and are left out.")
     if threshold_s is not None:

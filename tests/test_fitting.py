@@ -128,6 +128,15 @@ def test_predicted_times_are_the_measured_ones_where_the_model_is_true() -> None
     assert judged["predicted_s"].tolist() == pytest.approx(judged["measured_s"].tolist(), rel=0.15)
 
 
+def test_long_wakeups_add_what_welch_says() -> None:
+    fit = fit_mg1(simulated_run([mg1_load(0.5, 60_000, np.random.default_rng(5), 2 * MS)]))
+    truth = truth_of(0.5, 2 * MS)
+    assert truth["mean_time_s"] - truth["mean_wait_s"] == pytest.approx(3 * MS)  # 2 of them for the wake-up
+    for figure in (fit.parameters.loc[("pooled", "mean_time_s"), "estimate"], *fit.times.loc["mean", ["measured_s"]]):
+        assert figure == pytest.approx(truth["mean_time_s"], rel=0.03)
+    assert fit.qq(19)["model_s"].to_numpy() == pytest.approx(fit.qq(19)["measured_s"].to_numpy(), rel=0.05)
+
+
 def test_the_index_of_dispersion_is_one_for_poisson_jobs_and_large_for_bursts() -> None:
     rng = np.random.default_rng(11)
     poisson = fit_mg1(simulated_run([mg1_load(0.5, 60_000, rng)])).dispersion
@@ -165,6 +174,30 @@ def test_batches_are_found_where_mg1_does_not_fit(periodic: bool, law: str) -> N
         assert fit.parameters.loc[("pooled", "gap_scv"), "estimate"] == pytest.approx(1.0, rel=0.15)
     assert max(misses(fit, truth).values()) < 3.5
     assert fit.model.utilisation == pytest.approx(mean_size * 50e-6 / period_s, rel=0.03)
+
+
+@pytest.mark.parametrize("periodic", [True, False])
+def test_without_wakeups_the_prediction_is_the_closed_form_s(periodic: bool) -> None:
+    fit = fit_batch(simulated_run([batch_load(0.005, 40, 4000, np.random.default_rng(3), periodic)]))
+    assert fit.times.loc["mean", "predicted_s"] == pytest.approx(fit.model.mean_wait_s + 50e-6, rel=0.05)
+
+
+def test_a_mean_that_the_run_does_not_know_is_no_verdict() -> None:
+    # three stalls make the mean, and say nothing of the next ones
+    at_s, services_s, wakeups_s = mg1_load(0.2, 20_000, np.random.default_rng(8))
+    services_s[[5000, 9000, 14_000]] += 0.4
+    fit = fit_mg1(simulated_run([(at_s, services_s, wakeups_s)]))
+    assert fit.times.loc["mean", "measured_se_s"] > 0.3 * fit.times.loc["mean", "measured_s"]
+    assert "it fits" in fit.verdict or "can't be ruled out" in fit.verdict
+    assert any(note.startswith("The loop often had no processor") for note in fit.notes)
+
+
+def test_late_wakeups_are_counted() -> None:
+    at_s, services_s, wakeups_s = mg1_load(0.1, 5000, np.random.default_rng(8), 20e-6)
+    wakeups_s[::100] = 0.002
+    notes = fit_mg1(simulated_run([(at_s, services_s, wakeups_s)])).notes
+    late = [int(note.split()[0]) for note in notes if "wake-ups took more than 1.00 ms" in note]
+    assert late[0] == pytest.approx(50 * 0.9, abs=9)
 
 
 def test_a_batch_fit_is_judged_on_another_run_with_that_run_s_batches() -> None:
@@ -219,7 +252,7 @@ def test_vacations_are_counted_and_stay_in_the_service() -> None:
     services_s = services_s / 10
     services_s[5000:15_000:1000] += 0.05
     fit = fit_mg1(simulated_run([(at_s, services_s, wakeups_s)]))
-    assert any(note.startswith("10 vacations (off the processor)") for note in fit.notes)
+    assert any(note.startswith("10 vacations (services off the processor)") for note in fit.notes)
     share = fit.parameters.loc[("pooled", "vacation_share"), "estimate"]
     assert share == pytest.approx(10 * 0.05 / (20_000 * MS / 0.3), rel=0.05)
     assert fit.parameters.loc[("pooled", "mean_service_s"), "estimate"] == pytest.approx(services_s.mean(), rel=0.01)
@@ -227,15 +260,15 @@ def test_vacations_are_counted_and_stay_in_the_service() -> None:
 
 def test_intervals_cover_the_truth() -> None:
     # the full study, 200 seeds at several loads, is tests/benchmarks/coverage.py
-    seeds, rho = 40, 0.8
+    seeds, rho = 30, 0.8
     truth = {name: value for name, value in truth_of(rho).items() if name != "wakeup_s"}
     hits = dict.fromkeys(truth, 0)
     for seed in range(seeds):
         own = fit_mg1(simulated_run([mg1_load(rho, 20_000, np.random.default_rng(seed))])).parameters.loc["pooled"]
         for name, value in truth.items():
             hits[name] += own.loc[name, "lo"] <= value <= own.loc[name, "hi"]
-    # 95 % of 40 seeds are 38; three standard deviations of that count are 4
-    assert min(hits.values()) >= 34, hits
+    # 95 % of 30 seeds are 28.5; three standard deviations of that count are 3.6
+    assert min(hits.values()) >= 25, hits
 
 
 def test_a_fit_shows_itself_and_escapes_what_comes_from_outside() -> None:
@@ -266,7 +299,7 @@ def test_a_real_run_has_plausible_costs(tmp_path: Path) -> None:
         run = lp.run_load(
             server.url,
             arrivals,
-            n=120,
+            n=90,
             output_tokens=30,
             client="conventional",
             seed=1,
