@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
 import numpy as np
 
+from llmprofile.bias import LEAST_FOR_P99, bounded_first_tokens, metric_bias, own_clock, paired_latencies
 from llmprofile.errors import one_of
-from llmprofile.latency import CLOCKS, LABELS, column_of
+from llmprofile.latency import CLOCKS, LABELS
 from llmprofile.metrics import run_clock
 from llmprofile.records import Run
 from llmprofile.units import show_rate, show_time
@@ -52,20 +54,36 @@ def verdict(
     stamped_share: float = 0.99,
     rate_within: float = 0.02,
     lateness_p99_s: float = 0.005,
+    lateness_share: float = 0.01,
     bias_s: float = 0.0005,
+    bias_token_s: float = 0.00005,
     bias_share: float = 0.01,
     bounded_share: float = 0.01,
     invalid_bounded_share: float = 0.10,
 ) -> Verdict:
-    """Judge a run: stamps, rate and lateness kept, no lost worker, and the bias of its mean TTFT (or latency).
+    """Judge a run: stamps, rate and lateness kept, no lost worker, and the bias of its latencies' mean and p99.
 
     Parameters
     ----------
     run : Run
     clock : {"wire", "seen", "handled"}, optional
         The run's own by default.
-    stamped_share, rate_within, lateness_p99_s, bias_s, bias_share, bounded_share, invalid_bounded_share : float
-        Thresholds: a run is kept to them.
+    stamped_share : float
+        Least share of reads that carry a kernel stamp.
+    rate_within : float
+        How far the achieved rate may be from the drawn one, as a share of it.
+    lateness_p99_s, lateness_share : float
+        Most that the p99 of lateness may be: seconds, or a share of the mean E2E if that is more.
+    bias_s, bias_token_s, bias_share : float
+        Most that a mean or a p99 may be off: seconds (TTFT, E2E; and TPOT, ITL, NTPOT), or a share of the true value
+        if that is more.
+    bounded_share, invalid_bounded_share : float
+        Most of the first tokens that may be bounded before a run is biased, and before it is invalid.
+
+    Raises
+    ------
+    UsageError
+        An unknown clock.
 
     Examples
     --------
@@ -73,20 +91,34 @@ def verdict(
     'wire'
     """
     clock = one_of("clock", clock or run_clock(run), CLOCKS)
+    limits = _Limits(bias_s, bias_token_s, bias_share)
+    too_many = _bounded(run, clock, invalid_bounded_share) if clock == "wire" else []
     invalid = [
         *_lost(run),
         *_no_ok(run),
-        *_unstamped(run, clock, stamped_share),
+        *(_unstamped(run, stamped_share) if clock == "wire" else []),
         *_rate_missed(run, rate_within),
-        *_late(run, lateness_p99_s),
-        *_bounded(run, clock, invalid_bounded_share),
+        *_late(run, lateness_p99_s, lateness_share),
+        *too_many,
     ]
-    biased = _biased(run, clock, bias_s, bias_share)
-    if not invalid:
-        biased += _bounded(run, clock, bounded_share)
+    biased = _biased(run, clock, limits, stamped_share)
+    biased += [] if too_many else _bounded(run, clock, bounded_share)
     word = "invalid" if invalid else "biased" if biased else "trustworthy"
     sentences = invalid + biased or [_all_well(run, clock)]
-    return Verdict(word, clock, (*sentences, *_notes(run, clock, bias_s, bias_share)))
+    return Verdict(word, clock, (*sentences, *_notes(run, clock, limits)))
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Most that a figure may be off."""
+
+    latency_s: float
+    token_s: float
+    share: float
+
+    def allowed_s(self, metric: str, true_s: float) -> float:
+        least_s = self.latency_s if metric in ("ttft_s", "e2e_s") else self.token_s
+        return max(least_s, self.share * true_s)
 
 
 def _ok(run: Run) -> Any:
@@ -107,9 +139,9 @@ def _no_ok(run: Run) -> list[str]:
     return [] if len(_ok(run)) else ["No request succeeded; see the column error of run.requests."]
 
 
-def _unstamped(run: Run, clock: str, least: float) -> list[str]:
+def _unstamped(run: Run, least: float) -> list[str]:
     reads, unstamped = run.meta.get("reads", 0), run.meta.get("unstamped_reads", 0)
-    if clock != "wire" or not reads or 1 - unstamped / reads >= least:
+    if not reads or 1 - unstamped / reads >= least:
         return []
     return [f"Only {1 - unstamped / reads:.1%} of the reads carry a kernel stamp, {least:.0%} are needed."]
 
@@ -124,12 +156,12 @@ def _rate_missed(run: Run, within: float) -> list[str]:
     ]
 
 
-def _late(run: Run, most_s: float) -> list[str]:
+def _late(run: Run, most_s: float, most_share: float) -> list[str]:
     lateness_s = _values(run.requests["lateness_s"])
     if run.meta["asked"]["rate_per_s"] is None or not len(lateness_s):
         return []
     mean_s = np.mean(_values(_ok(run)["e2e_seen_s"]) if len(_ok(run)) else [0.0])
-    p99_s, allowed_s = float(np.quantile(lateness_s, 0.99)), max(most_s, 0.01 * float(mean_s))
+    p99_s, allowed_s = float(np.quantile(lateness_s, 0.99)), max(most_s, most_share * float(mean_s))
     if p99_s <= allowed_s:
         return []
     return [
@@ -139,53 +171,113 @@ def _late(run: Run, most_s: float) -> list[str]:
 
 
 def _bounded(run: Run, clock: str, most: float) -> list[str]:
-    bounded = _values(_ok(run)["bounded"].astype("Float64"))
-    if clock != "wire" or not len(bounded) or bounded.mean() <= most:
+    share, bracket_s = bounded_first_tokens(run)
+    if math.isnan(share) or share <= most:
         return []
+    known = (
+        "their times are known only within a bracket"
+        if clock == "wire"
+        else f"their bias is known only to be {show_time(bracket_s)} more at most (mean)"
+    )
     return [
-        f"{bounded.mean():.1%} of the first tokens shared a read with what followed, so that their times are known "
-        "only within a bracket; use more processes, if it isn't the server that sends them together."
+        f"{share:.1%} of the first tokens shared a read with what followed, so that {known}; "
+        "use more processes, if it isn't the server that sends them together."
     ]
 
 
-def _bias(run: Run, clock: str) -> tuple[str, float, float]:
-    """(metric, mean bias, mean truth) of the clock against the wire, over requests that have both; NaN without any."""
-    ok = _ok(run)
-    for metric in ("ttft_s", "e2e_s"):
-        reported, true = (ok[column_of(metric, c)].to_numpy(float, na_value=np.nan) for c in (clock, "wire"))
-        both = ~np.isnan(reported) & ~np.isnan(true)
-        if both.any():
-            return LABELS[metric], float(np.mean((reported - true)[both])), float(np.mean(true[both]))
-    return "TTFT", math.nan, math.nan
+@dataclass(frozen=True)
+class _Off:
+    """How far a clock's mean and p99 of a metric are off; `times` of what is allowed the worse of them is."""
+
+    metric: str
+    found: Mapping[str, float]
+    limits: _Limits
+
+    def times(self, of: str) -> float:
+        """How many times what is allowed the mean ("") or the p99 ("_p99") is off; 0 where it isn't known."""
+        off_s, true_s = self.found[f"difference{of}_s"], self.found[f"true{of}_s"]
+        return 0.0 if math.isnan(off_s) else abs(off_s) / self.limits.allowed_s(self.metric, true_s)
+
+    @property
+    def worst(self) -> float:
+        return max(self.times(""), self.times("_p99"))
+
+    def by(self, of: str) -> str:
+        """By how much, in words."""
+        off_s, true_s = self.found[f"difference{of}_s"], self.found[f"true{of}_s"]
+        share = f" ({off_s / true_s:+.1%} of the true {show_time(true_s)})" if true_s > 0 else ""
+        return f"{show_time(off_s)}{share}"
 
 
-def _biased(run: Run, clock: str, most_s: float, most_share: float) -> list[str]:
-    if clock == "wire":
+def _off(run: Run, clock: str, limits: _Limits) -> list[_Off]:
+    """Every metric of the clock against the wire, the worst first."""
+    found = {metric: metric_bias(paired_latencies(run, metric), clock) for metric in _JUDGED}
+    return sorted((_Off(m, f, limits) for m, f in found.items() if f["n"]), key=lambda off: -off.worst)
+
+
+_JUDGED = ("ttft_s", "e2e_s", "tpot_s", "itl", "ntpot_s")
+_MOST_NAMED = 3
+
+
+def _biased(run: Run, clock: str, limits: _Limits, least_stamped: float) -> list[str]:
+    if clock == "wire" or not len(_ok(run)):
         return []
-    metric, bias_s, true_s = _bias(run, clock)
-    if math.isnan(bias_s):
-        return ["The kernel's stamps are missing, so the client's bias is unknown."] if len(_ok(run)) else []
-    if abs(bias_s) <= max(most_s, most_share * true_s):
-        return []
-    return [
-        f"Mean {metric} on the {clock} clock is off by {show_time(bias_s)} ({bias_s / true_s:+.1%} of the true "
-        f"{show_time(true_s)}); read the wire clock, or use the stamped client or more processes."
-    ]
+    every = _off(run, clock, limits)
+    if not every:
+        stamped = _ok(run)["last_wire_ns"].notna().any()
+        missing = f"This client has no {clock} clock" if stamped else "The kernel's stamps are missing"
+        return [f"{missing}, so the client's bias is unknown."]
+    beyond = [off for off in every if off.worst > 1]
+    said = [_off_text(off, clock) for off in beyond[:_MOST_NAMED]]
+    said = [f"{text}; {_remedy(run)}." if k == 0 else f"{text}." for k, text in enumerate(said)]
+    rest = ", ".join(LABELS[off.metric] for off in beyond[_MOST_NAMED:])
+    more = [f"And {len(beyond) - _MOST_NAMED} more: {rest}."] if rest else []
+    return [*said, *more, *_unstamped(run, least_stamped)]
 
 
-def _notes(run: Run, clock: str, most_s: float, most_share: float) -> list[str]:
-    """What an ordinary clock would have said of a run that is read on the wire."""
-    metric, bias_s, true_s = _bias(run, "seen")
+def _off_text(off: _Off, clock: str) -> str:
+    label, mean, p99 = LABELS[off.metric], off.times("") > 1, off.times("_p99") > 1
+    if not mean:
+        return f"p99 of {label} on the {clock} clock is off by {off.by('_p99')}"
+    return f"Mean {label} on the {clock} clock is off by {off.by('')}" + (f", its p99 by {off.by('_p99')}" * p99)
+
+
+def _remedy(run: Run) -> str:
+    """What to do about a bias."""
+    other = "" if run.client == "stamped" else "the stamped client or "
+    return f"read the wire clock, or use {other}more processes"
+
+
+def _notes(run: Run, clock: str, limits: _Limits) -> list[str]:
+    """What the client's own clock would have said of a run that is read on the wire; what could not be judged."""
     notes = []
-    if clock == "wire" and abs(bias_s) > max(most_s, most_share * true_s):
-        notes.append(f"Note: this client's own clock would have put mean {metric} off by {show_time(bias_s)}.")
+    if clock == "wire":
+        notes += _own_clock_note(_off(run, own_clock(run), limits))
+    elif 0 < len(_ok(run)) < LEAST_FOR_P99:
+        notes.append(f"Note: a p99 is judged from {LEAST_FOR_P99} requests on.")
     if run.meta.get("clock_steps"):
         notes.append(f"Note: the wall clock was set {run.meta['clock_steps']} time(s) during the run; corrected.")
     return notes
 
 
+def _own_clock_note(every: list[_Off]) -> list[str]:
+    beyond = [off for off in every if off.worst > 1]
+    if not beyond:
+        return []
+    worst, label = beyond[0], LABELS[beyond[0].metric]
+    of = "" if worst.times("") > 1 else "_p99"
+    what, more = f"p99 of {label}" if of else f"mean {label}", len(beyond) - 1
+    by = show_time(worst.found[f"difference{of}_s"])
+    others = f", and {more} more metric{'s'[: more - 1]}" if more else ""
+    return [f"Note: this client's own clock would have put {what} off by {by}{others}."]
+
+
 def _all_well(run: Run, clock: str) -> str:
-    metric, bias_s, _ = _bias(run, clock)
     if clock == "wire":
         return "the times are the kernel's, rate and lateness were kept."
-    return f"mean {metric} on the {clock} clock is off by {show_time(bias_s)}, rate and lateness were kept."
+    for metric in ("ttft_s", "e2e_s"):
+        found = metric_bias(paired_latencies(run, metric), clock)
+        if found["n"]:
+            break
+    off = show_time(found["difference_s"])
+    return f"mean {LABELS[metric]} on the {clock} clock is off by {off}, rate and lateness were kept."

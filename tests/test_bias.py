@@ -123,7 +123,9 @@ def test_an_event_of_several_tokens_shares_its_bias_over_them() -> None:
 def test_requests_without_a_stamp_are_left_out_and_counted() -> None:
     first_ns = stamp_columns(12)["first_wire_ns"].copy()
     first_ns[:5] = MISSING_NS
-    frame = separate_bias(make_run(12, "conventional", first_wire_ns=first_ns)).frame
+    handled_ns = stamp_columns(12)["first_handled_ns"] + np.where(np.arange(12) < 5, 100 * MS, 0)
+    frame = separate_bias(make_run(12, "conventional", first_wire_ns=first_ns, first_handled_ns=handled_ns)).frame
+    assert frame.loc["ttft_s", ["handled_s", "true_s", "handling_s"]].tolist() == pytest.approx([0.024, 0.020, 0.002])
     assert frame["n"].to_dict() == {
         "ttft_s": 7,
         "first_content_s": 12,
@@ -168,9 +170,10 @@ def test_bounded_first_tokens_have_their_bracket_shown() -> None:
 
 def test_tokens_that_shared_a_read_are_counted() -> None:
     run = make_run(4)
+    assert not any("token events" in note for note in separate_bias(run).notes)  # it knows of no reads
     run.events["read"] = pd.array([0, 1, 2, 3] * 3 + [0, 1, 1, 2], "Int64")
     assert any(note.startswith("6.25% of the token events") for note in separate_bias(run).notes)
-    run.events["read"] = pd.array([0, 1, 2, 3] * 4, "Int64")
+    run.events["read"] = pd.array([1, 2, 3, 1] * 4, "Int64")
     assert not any("token events" in note for note in separate_bias(run).notes)
 
 
@@ -229,7 +232,7 @@ def test_intervals_cover_the_bias_of_a_queue_where_an_independent_one_does_not()
     assert hits["independent"] <= 0.6 * seeds, hits
 
 
-def test_the_interval_is_of_the_paired_differences() -> None:
+def test_intervals_are_of_pairs() -> None:
     # the server's latency varies a thousand times as much as the client's bias, and cancels
     stamps = stamp_columns(400)
     rng = np.random.default_rng(9)
@@ -238,6 +241,9 @@ def test_the_interval_is_of_the_paired_differences() -> None:
     row = separate_bias(make_run(400, "conventional", **moved)).frame.loc["ttft_s"]
     width_s = row["difference_hi_s"] - row["difference_lo_s"]
     assert width_s == pytest.approx(2 * 1.96 * client_ns.std() / 1e9 / math.sqrt(400), rel=0.3)
+    moved = {f"first_{c}_ns": stamps[f"first_{c}_ns"] + server_ns for c in CLOCKS}  # the same bias, always
+    row = separate_bias(make_run(400, "conventional", **moved)).frame.loc["ttft_s"]
+    assert row[["difference_p99_lo_s", "difference_p99_hi_s"]].tolist() == pytest.approx([0.004] * 2)
 
 
 # shown

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 import llmprofile as lp
+from llmprofile.latency import CLOCKS
 from llmprofile.records import Run
+from test_metrics import MS, UNSTAMPED, make_run, stamp_columns
 
 
 @pytest.fixture
@@ -23,6 +25,17 @@ def good(example_run: Run) -> Run:
     meta["rates"] |= {"achieved_per_s": meta["rates"]["drawn_per_s"]}
     meta |= {"unstamped_reads": 0, "clock_steps": 0}
     return dataclasses.replace(example_run, meta=meta, requests=rows)
+
+
+def even(n: int = 200, client: str = "conventional", **changes: Any) -> Run:
+    """A run on whose clocks everything happens at once, 10 ms a token: it is off by nothing."""
+    stamps = stamp_columns(n)
+    wire = {f"{t}_{c}_ns": stamps[f"{t}_wire_ns"] for t in ("first", "content", "last") for c in CLOCKS}
+    sent = dict.fromkeys(("due_ns", "begun_ns"), stamps["sent_ns"])
+    run = make_run(n, client, **({"bounded": np.zeros(n, bool), **sent, **wire} | changes))
+    asked = {"client": client, "rate_per_s": 10.0}
+    meta = {"lost_workers": 0, "lost_requests": 0, "reads": 4 * n, "unstamped_reads": 0, "clock_steps": 0}
+    return with_meta(run, asked=asked, ended="complete", rates={"drawn_per_s": 10.0, "achieved_per_s": 10.0}, **meta)
 
 
 def with_meta(run: Run, **changes: Any) -> Run:
@@ -51,7 +64,9 @@ def test_stamps(good: Run, share: float) -> None:
     assert (verdict.word == "invalid") == (share > 0.01)
 
 
-@pytest.mark.parametrize(("factor", "word"), [(0.985, "trustworthy"), (0.97, "invalid"), (1.03, "invalid")])
+@pytest.mark.parametrize(
+    ("factor", "word"), [(0.981, "trustworthy"), (0.979, "invalid"), (1.019, "trustworthy"), (1.021, "invalid")]
+)
 def test_rate(good: Run, factor: float, word: str) -> None:
     rates = {**good.meta["rates"], "achieved_per_s": good.meta["rates"]["drawn_per_s"] * factor}
     assert lp.verdict(with_meta(good, rates=rates)).word == word
@@ -67,26 +82,147 @@ def test_lateness_and_lost_workers(good: Run) -> None:
     assert "2 worker(s)" in str(lp.verdict(with_meta(good, lost_workers=2)))
 
 
-@pytest.mark.parametrize(("share", "word"), [(0.005, "trustworthy"), (0.05, "biased"), (0.2, "invalid")])
-def test_bounded_first_tokens(good: Run, share: float, word: str) -> None:
-    n = len(good.requests)
-    bounded = np.arange(n) < round(share * n)
-    assert lp.verdict(with_column(good, bounded=bounded)).word == word
+def columns_of(metric: str, true_s: Any, bias_s: Any, clock: str = "handled") -> dict[str, Any]:
+    return {f"{metric}_s": true_s, f"{metric}_{clock}_s": true_s + bias_s}
 
 
-@pytest.mark.parametrize(("bias_s", "word"), [(0.0004, "trustworthy"), (0.0006, "biased")])
-def test_bias_of_the_mean_on_another_clock(good: Run, bias_s: float, word: str) -> None:
-    rows = with_column(good, ttft_s=0.01, ttft_handled_s=0.01 + bias_s, ttft_seen_s=0.01)
-    verdict = lp.verdict(rows, "handled")
+# half a millisecond or 1 %, and a twentieth of one or 1 %, whichever is larger
+LIMITS = [
+    *((metric, 0.02, 0.0005) for metric in ("ttft", "e2e")),
+    *((metric, 0.2, 0.002) for metric in ("ttft", "e2e")),
+    *((metric, 0.002, 0.00005) for metric in ("tpot", "ntpot")),
+    *((metric, 0.02, 0.0002) for metric in ("tpot", "ntpot")),
+]
+
+
+@pytest.mark.parametrize(("metric", "true_s", "limit_s"), LIMITS)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_bias_of_the_mean(metric: str, true_s: float, limit_s: float, sign: int) -> None:
+    within = with_column(even(), **columns_of(metric, true_s, sign * 0.98 * limit_s))
+    assert lp.verdict(within).word == "trustworthy"
+    verdict = lp.verdict(with_column(even(), **columns_of(metric, true_s, sign * 1.02 * limit_s)))
+    assert (verdict.word, verdict.clock) == ("biased", "handled")
+    assert verdict.sentences[0].startswith(f"Mean {metric.upper()} on the handled clock is off by ")
+    assert len(verdict.sentences) == 1
+
+
+@pytest.mark.parametrize(("metric", "true_s", "limit_s"), LIMITS)
+def test_bias_of_the_p99_alone(metric: str, true_s: float, limit_s: float) -> None:
+    few = np.arange(200) < 4  # 2 % of the requests: the mean is off by a fiftieth of it
+    within = with_column(even(), **columns_of(metric, true_s, few * 0.98 * limit_s))
+    assert lp.verdict(within).word == "trustworthy"
+    verdict = lp.verdict(with_column(even(), **columns_of(metric, true_s, few * 1.02 * limit_s)))
+    assert verdict.word == "biased"
+    assert verdict.sentences[0].startswith(f"p99 of {metric.upper()} on the handled clock is off by ")
+
+
+@pytest.mark.parametrize(("late_ns", "word"), [(98_000, "trustworthy"), (102_000, "biased")])
+def test_bias_of_the_p99_of_itl(late_ns: int, word: str) -> None:
+    # a second token that is handled late makes a gap longer and the next shorter: the mean stays. 1 % of 10 ms
+    run = even()
+    run.events["handled_ns"] += np.tile([0, late_ns, 0, 0], 200)
+    verdict = lp.verdict(run)
     assert verdict.word == word
-    if word == "biased":
-        assert "off by 0.60 ms (+6.0%" in str(verdict) and "stamped client" in str(verdict)
+    assert word == "trustworthy" or verdict.sentences[0].startswith("p99 of ITL on the handled clock is off by 0.10 ms")
 
 
-def test_what_an_ordinary_clock_would_have_said_is_a_note(good: Run) -> None:
-    verdict = lp.verdict(with_column(good, ttft_s=0.01, ttft_seen_s=0.012))
+@pytest.mark.parametrize(("late_ns", "word"), [(290_000, "trustworthy"), (310_000, "biased")])
+def test_bias_of_the_mean_of_itl(late_ns: int, word: str) -> None:
+    run = even(n=33)  # 99 gaps have no p99; the last token of three gaps is late: a third of it in the mean
+    run.events["handled_ns"] += np.tile([0, 0, 0, late_ns], 33)
+    assert lp.verdict(run).word == word
+
+
+def test_thresholds_are_arguments() -> None:
+    run = with_column(even(), **columns_of("ttft", 0.02, 0.001), **columns_of("tpot", 0.002, 0.0001))
+    assert lp.verdict(run).word == "biased"
+    assert lp.verdict(run, bias_s=0.002).sentences[0].startswith("Mean TPOT")
+    assert lp.verdict(run, bias_token_s=0.002).sentences[0].startswith("Mean TTFT")
+    assert lp.verdict(run, bias_s=0.002, bias_token_s=0.002).word == "trustworthy"
+    assert lp.verdict(run, bias_share=0.06).word == "trustworthy"
+    late = with_column(even(), lateness_s=0.01)
+    assert lp.verdict(late).word == "invalid"
+    assert lp.verdict(late, lateness_share=0.25).word == "trustworthy"  # of 50 ms
+
+
+def test_a_bias_is_said_with_its_size_and_a_remedy() -> None:
+    run = with_column(even(), **columns_of("ttft", 0.0625, 0.03125))
+    assert lp.verdict(run).sentences == (
+        "Mean TTFT on the handled clock is off by 31.2 ms (+50.0% of the true 62.5 ms), its p99 by 31.2 ms (+50.0% of "
+        "the true 62.5 ms); read the wire clock, or use the stamped client or more processes.",
+    )
+    stamped = with_column(even(client="stamped"), **columns_of("ttft", 0.0625, 0.03125, "seen"))
+    assert "read the wire clock, or use more processes." in str(lp.verdict(stamped, "seen"))
+
+
+def test_the_worst_metric_comes_first_and_after_three_they_are_counted() -> None:
+    off = {"ttft": 0.002, "e2e": 0.003, "tpot": 0.0005, "ntpot": 0.001}  # 4, 6, 10, 20 times what is allowed
+    columns: dict[str, Any] = {}
+    for metric, bias_s in off.items():
+        columns |= columns_of(metric, 0.001, bias_s)
+    sentences = lp.verdict(with_column(even(), **columns)).sentences
+    assert [s.split(" on ")[0] for s in sentences[:3]] == ["Mean NTPOT", "Mean TPOT", "Mean E2E"]
+    assert sentences[3:] == ("And 1 more: TTFT.",)
+    assert [s.count("more processes") for s in sentences] == [1, 0, 0, 0]
+
+
+def test_what_the_clients_own_clock_would_have_said_is_a_note() -> None:
+    run = even(client="stamped")
+    assert len(lp.verdict(run).sentences) == 1
+    verdict = lp.verdict(with_column(run, **columns_of("ttft", 0.01, 0.002, "seen")))
     assert verdict.word == "trustworthy"
-    assert verdict.sentences[-1] == "Note: this client's own clock would have put mean TTFT off by 2.00 ms."
+    assert verdict.sentences[1:] == ("Note: this client's own clock would have put mean TTFT off by 2.00 ms.",)
+    few = np.arange(200) < 4
+    both = columns_of("ttft", 0.01, few * 0.002, "seen") | columns_of("tpot", 0.001, 0.0001, "seen")
+    assert lp.verdict(with_column(run, **both)).sentences[1:] == (
+        "Note: this client's own clock would have put p99 of TTFT off by 2.00 ms, and 1 more metric.",
+    )
+    # a conventional run that is read on the wire: its own clock is the handled one
+    conventional = with_column(even(), **columns_of("ttft", 0.01, 0.002))
+    assert "mean TTFT off by 2.00 ms" in lp.verdict(conventional, "wire").sentences[1]
+
+
+def test_a_bias_that_is_not_known_is_not_taken_for_none() -> None:
+    unstamped = {name: np.full(200, at_ns[0]) for name, at_ns in UNSTAMPED.items()}
+    for client in ("conventional", "stamped"):
+        verdict = lp.verdict(even(client=client, **unstamped))
+        assert verdict.word == "biased"
+        assert verdict.sentences == ("The kernel's stamps are missing, so the client's bias is unknown.",)
+    handled = {f"{token}_handled_ns": unstamped[f"{token}_wire_ns"] for token in ("first", "content", "last")}
+    assert "has no handled clock" in str(lp.verdict(even(client="stamped", **handled), "handled"))
+    assert lp.verdict(even(n=99)).sentences[-1] == "Note: a p99 is judged from 100 requests on."
+    assert "Note" not in str(lp.verdict(even(n=100)))
+
+
+@pytest.mark.parametrize(("unstamped", "word"), [(8, "trustworthy"), (9, "biased")])
+def test_a_bias_that_is_known_of_too_few_reads(unstamped: int, word: str) -> None:
+    assert lp.verdict(with_meta(even(), unstamped_reads=unstamped)).word == word
+
+
+@pytest.mark.parametrize(
+    ("bounded", "word", "wire"),
+    [(2, "trustworthy", "trustworthy"), (3, "biased", "biased"), (20, "biased", "biased"), (21, "biased", "invalid")],
+)
+def test_bounded_first_tokens_on_either_clock(bounded: int, word: str, wire: str) -> None:
+    few = np.arange(200) < bounded
+    run = even(bounded=few, first_wire_lo_ns=stamp_columns(200)["first_wire_ns"] - 5 * MS)
+    verdict = lp.verdict(run)
+    assert verdict.word == word
+    assert word == "trustworthy" or "their bias is known only to be 5.00 ms more at most" in str(verdict)
+    assert lp.verdict(run, "wire").word == wire
+    # for whatever else a run is invalid, this is said too
+    invalid = lp.verdict(with_meta(run, lost_workers=1), "wire")
+    assert invalid.word == "invalid"
+    assert ("bracket" in str(invalid)) == (wire != "trustworthy")
+
+
+@pytest.mark.parametrize(
+    ("p99_s", "e2e_s", "kept"), [(0.0049, 0.2, True), (0.0051, 0.2, False), (0.0099, 1.0, True), (0.0101, 1.0, False)]
+)
+def test_lateness_from_both_sides(p99_s: float, e2e_s: float, kept: bool) -> None:
+    late_s = np.where(np.arange(200) < 4, p99_s, 0.0)
+    run = with_column(even(), lateness_s=late_s, e2e_s=e2e_s, e2e_seen_s=e2e_s, e2e_handled_s=e2e_s)
+    assert (lp.verdict(run).word == "trustworthy") == kept
 
 
 def test_no_request_succeeded_and_html_is_escaped(good: Run) -> None:
