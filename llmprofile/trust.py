@@ -177,7 +177,7 @@ def _bounded(run: Run, clock: str, most: float) -> list[str]:
     known = (
         "their times are known only within a bracket"
         if clock == "wire"
-        else f"their bias is known only to be {show_time(bracket_s)} more at most (mean)"
+        else f"the bias of their TTFT may be up to {show_time(bracket_s)} more (mean of their brackets)"
     )
     return [
         f"{share:.1%} of the first tokens shared a read with what followed, so that {known}; "

@@ -208,7 +208,7 @@ def test_bounded_first_tokens_on_either_clock(bounded: int, word: str, wire: str
     run = even(bounded=few, first_wire_lo_ns=stamp_columns(200)["first_wire_ns"] - 5 * MS)
     verdict = lp.verdict(run)
     assert verdict.word == word
-    assert word == "trustworthy" or "their bias is known only to be 5.00 ms more at most" in str(verdict)
+    assert word == "trustworthy" or "the bias of their TTFT may be up to 5.00 ms more" in str(verdict)
     assert lp.verdict(run, "wire").word == wire
     # for whatever else a run is invalid, this is said too
     invalid = lp.verdict(with_meta(run, lost_workers=1), "wire")
