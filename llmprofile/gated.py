@@ -75,26 +75,20 @@ class GatedLoop:
         """
         if self.utilisation >= 1:
             return 0.0
-        below_one, rest = _fixed_point_path(self.rate_per_s, self.service)
+        below_one = _fixed_point_path(self.rate_per_s, self.service)
         s = self.rate_per_s * below_one
         poll, wakeup = self.poll.transform(s).real, self.wakeup.transform(s).real
         inside = np.concatenate([[1.0], np.cumprod(poll)])
-        # beyond the path both fall by the factor ρ a step: what they add up to is their first-order sum
-        missed = inside[:-1] @ ((1 - below_one) * wakeup - 1) - inside[-1] * rest * (1 + self._mean_arrivals_waking)
+        missed = inside[:-1] @ ((1 - below_one) * wakeup - 1)
         alone = float(self.poll.transform(self.rate_per_s).real)
-        never = inside[-1] * math.exp(-self.rate_per_s * self.poll.mean_s * rest)
-        return float(alone * never / (1 - alone * missed))
-
-    @property
-    def _mean_arrivals_waking(self) -> float:
-        return self.rate_per_s * self.wakeup.mean_s
+        return float(alone * inside[-1] / (1 - alone * missed))
 
     @cached_property
     def batch_mean(self) -> float:
         """E[N], events a turn; infinite from ρ = 1 on."""
         if self.utilisation >= 1:
             return math.inf
-        arrivals = self.rate_per_s * self.poll.mean_s + self.idle_chance * (1 + self._mean_arrivals_waking)
+        arrivals = self.rate_per_s * self.poll.mean_s + self.idle_chance * (1 + self.rate_per_s * self.wakeup.mean_s)
         return arrivals / (1 - self.utilisation)
 
     @cached_property
@@ -140,16 +134,16 @@ class GatedLoop:
         return dataclasses.replace(self, rate_per_s=self.rate_per_s / whole("k", k))
 
 
-def _fixed_point_path(rate: float, service: Law) -> tuple[Floats, float]:
-    """1 − z_j along z_{j+1} = β(z_j) from z₀ = β(0), and the sum of those that follow."""
+def _fixed_point_path(rate: float, service: Law) -> Floats:
+    """1 − z_j along z_{j+1} = β(z_j) from z₀ = β(0), until what is left adds up to less than 1e-9."""
     rho, bend = rate * service.mean_s, rate**2 * service.second_s2 / 2
     path, u = [], 1 - float(service.transform(rate).real)
     # close to 1 a difference of transforms loses its digits, which the series of second order keeps
     near = 1e-5 / max(1.0, bend)
-    while u > 1e-6 * (1 - rho):
+    while u > 1e-9 * (1 - rho):
         path.append(u)
         u = 1 - float(service.transform(rate * u).real) if u > near else u * (rho - bend * u)
-    return np.array(path), u / (1 - rho)
+    return np.array(path)
 
 
 @dataclass(frozen=True, eq=False)

@@ -244,15 +244,12 @@ def fit_loop(run: Run) -> LoopFit:
     estimates = {name: _regress(own) for name, own in turns.items()}
     rows = {name: _row(estimates[name], own) for name, own in turns.items()}
     costs = pd.DataFrame.from_dict(rows, orient="index").rename_axis("worker")
-    estimate, asleep_s = estimates["all"], float(estimates["all"].values[1])
-    slept = _on_time(pooled.wakeup_s)
+    estimate = estimates["all"]
     fit = LoopFit(
         client=run.client,
         costs=costs,
         poll_law=_law_around(estimate.values[0], (pooled.length_s - pooled.design @ estimate.values)[estimate.kept]),
-        wakeup_law=np.maximum(pooled.wakeup_s[slept] - asleep_s, 0.0)
-        if slept.sum() >= SLEEPS_AT_LEAST
-        else np.zeros(1),
+        wakeup_law=_wakeups(pooled, estimate.values),
         coefficients=estimate.values,
         after_s=_after_last_event(pooled, estimate, run.client),
         sends_per_event=float(pooled.design[:, 5].sum() / max(1, len(run.events))),
@@ -319,11 +316,10 @@ def _plain(frame: pd.DataFrame, names: Any) -> dict[str, Ints]:
 
 @dataclass(frozen=True)
 class _Turns:
-    """The turns of one worker, or of all, within the load.
+    """The turns of one worker, or of all, within the load; those that did nothing that is counted, only summed up.
 
     `design` has the columns of `_COLUMNS`, `number` says which turn of its worker each is; `front_s` runs from a turn's
     start to its last event done; NaN is missing.
-    Turns that did nothing that is counted are only summed up.
     """
 
     design: Floats
@@ -449,7 +445,7 @@ def _row(estimate: _Estimate, turns: _Turns) -> dict[str, float]:
     row["wakeup_s"] = row["wakeup_se_s"] = np.nan
     if slept.sum() >= SLEEPS_AT_LEAST:
         wakeup_s, one = turns.wakeup_s[slept], np.ones((slept.sum(), 1))
-        row["wakeup_s"] = float(np.maximum(wakeup_s - values[1], 0.0).mean())
+        row["wakeup_s"] = float(_wakeups(turns, values).mean())
         error2 = _sandwich(one, wakeup_s - wakeup_s.mean(), one[:, 0], turns.block[slept])[0, 0]
         row["wakeup_se_s"] = float(error2 + covariance[1, 1]) ** 0.5
     awake_s, stalled = turns.length_s.sum() + turns.other_s, ~estimate.kept
@@ -464,6 +460,12 @@ def _on_time(wakeup_s: Floats) -> Bools:
     known = wakeup_s[~np.isnan(wakeup_s)]
     most_s = 10 * float(np.median(known)) + STALL_S if len(known) else 0.0
     return wakeup_s <= most_s
+
+
+def _wakeups(turns: _Turns, values: Floats) -> Floats:
+    """The measured wake-ups less the poll's own cost, which every turn has; 0 where the loop hardly slept."""
+    slept = _on_time(turns.wakeup_s)
+    return np.maximum(turns.wakeup_s[slept] - values[1], 0.0) if slept.sum() >= SLEEPS_AT_LEAST else np.zeros(1)
 
 
 def _law_around(cost_s: float, residual_s: Floats) -> Floats:

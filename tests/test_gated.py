@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import expon, gamma
+from scipy.stats import expon, gamma, poisson
 
 from llmprofile.errors import UsageError
 from llmprofile.gated import GatedLoop, LoopTimes, simulate_loop
@@ -80,6 +80,19 @@ def test_closed_form_equals_simulation_for_other_laws(poll: Any, service: Any, w
     found = one_stage(loop, 200_000, seed=2)
     assert abs(found.time_s.mean() - loop.mean_time_s) <= 4 * standard_error(found.time_s)
     assert abs(found.batch.mean() - loop.batch_mean) <= 4 * standard_error(found.batch)
+
+
+def test_chance_of_an_idle_poll_is_that_of_its_markov_chain() -> None:
+    # constant laws: after a turn of N events as many are ready as arrived in a + bN; after none, 1 + those in D
+    loop = GatedLoop(14_100, **CONSTANT)
+    n = np.arange(200)
+    arrived = poisson.pmf(n, loop.rate_per_s * (10 * US + 35 * US * n[1:, None]))
+    step = arrived[:, 1:] + arrived[:, :1] * poisson.pmf(n[1:] - 1, loop.rate_per_s * 40 * US)
+    share = np.full(199, 1 / 199)
+    for _ in range(300):
+        share = share @ step
+    assert share @ n[1:] == pytest.approx(loop.batch_mean, rel=1e-8)
+    assert share @ arrived[:, 0] == pytest.approx(loop.idle_chance, rel=1e-8)
 
 
 @pytest.mark.parametrize("service", [3e-5, expon(scale=3e-5), gamma(0.4, scale=1e-4), [1e-5, 2e-5, 3e-4]])

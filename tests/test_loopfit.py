@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,8 @@ def test_costs_are_recovered_within_three_standard_errors(laws: Any, rate_per_s:
     for cost in z:
         assert row[f"{cost}_se_s"] <= 0.1 * row[f"{cost}_s"], cost
     assert row["left_out"] == row["other"] == 0
+    assert fit.poll_law.mean() == pytest.approx(row["poll_s"], rel=0.01)
+    assert fit.wakeup_law.mean() == pytest.approx(row["wakeup_s"])
 
 
 def test_standard_errors_are_as_large_as_the_errors() -> None:
@@ -261,6 +264,13 @@ def test_what_comes_after_the_last_event_is_told_from_what_comes_before() -> Non
     fit = fit_loop(run)
     assert fit.after_s - nothing_s == pytest.approx(US, abs=0.05 * US)
     assert fit.check.ratios["mean_s"] == pytest.approx(1.0, abs=0.06)  # type: ignore[union-attr]
+
+
+def test_what_comes_after_the_last_event_is_in_no_events_time() -> None:
+    run = make_run(ONE_STAGE, 300, n=200)
+    fit = fit_loop(run)
+    longer = dataclasses.replace(fit, after_s=fit.after_s + 5 * US)
+    assert longer.predict(run).predicted["mean_s"] == pytest.approx(fit.predict(run).predicted["mean_s"] - 5 * US)
 
 
 def test_reads_without_a_token_load_the_loop_too() -> None:
