@@ -5,7 +5,34 @@ The list of them all; they live in `runplots` (runs) and `queueplots` (models an
 
 from __future__ import annotations
 
-from llmprofile.runplots import clocks, error_against_rate, latency, ntpot, timeline
+from llmprofile.queueplots import dispersion, inflation, qq, sample_path, wait_against_rate, wait_distribution
+from llmprofile.runplots import (
+    clocks,
+    decomposition,
+    error_against_rate,
+    latency,
+    ntpot,
+    ntpot_against_tpot,
+    ntpot_by_length,
+    timeline,
+)
 from llmprofile.style import blank_axes, save
 
-__all__ = ["blank_axes", "clocks", "error_against_rate", "latency", "ntpot", "save", "timeline"]
+__all__ = [
+    "blank_axes",
+    "clocks",
+    "decomposition",
+    "dispersion",
+    "error_against_rate",
+    "inflation",
+    "latency",
+    "ntpot",
+    "ntpot_against_tpot",
+    "ntpot_by_length",
+    "qq",
+    "sample_path",
+    "save",
+    "timeline",
+    "wait_against_rate",
+    "wait_distribution",
+]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from llmprofile.bias import BiasTable
 from llmprofile.errors import UsageError, one_of, whole
 from llmprofile.latency import CLOCKLESS, CLOCKS, LABELS, column_of
 from llmprofile.metrics import QUANTILES, describe, inter_token_s, run_clock
@@ -17,16 +20,21 @@ from llmprofile.style import (
     GREEN,
     GREY,
     INK,
+    LOG_FROM,
     ORANGE,
+    PURPLE,
     VERMILION,
     axes_or_new,
     beside,
+    key,
+    level,
+    log_ticks,
     milliseconds,
     name_ends,
+    plain,
     rate_axis,
     styled,
     time_axis,
-    two_and_five_milliseconds,
 )
 from llmprofile.units import show_time
 
@@ -34,6 +42,9 @@ Floats = npt.NDArray[np.float64]
 
 CLOCK_COLOURS = {"wire": BLUE, "seen": VERMILION, "handled": VERMILION}
 CLIENT_COLOURS = {"stamped": BLUE, "conventional": VERMILION}
+PART_COLOURS = {"server": BLUE, "sending": ORANGE, "waiting": VERMILION, "handling": PURPLE}
+MOST_LENGTHS, LENGTH_GROUPS = 12, 8
+"""Output lengths beyond so many are put into so many groups of equal size."""
 
 
 @styled
@@ -128,6 +139,128 @@ def ntpot(run: Run, ax: Axes | None = None) -> Axes:
 
 
 @styled
+def ntpot_by_length(run: Run, ax: Axes | None = None) -> Axes:
+    """NTPOT by output length, on the run's own clock: median and quartiles of the `ok` requests of each length.
+
+    Where there are more than twelve lengths, of eight groups of similar lengths.
+
+    Raises
+    ------
+    UsageError
+        No `ok` request with an NTPOT.
+
+    Examples
+    --------
+    >>> ntpot_by_length(run, lp.plots.blank_axes()).get_xlabel()
+    'output tokens'
+    """
+    groups, ax = _by_length([run], "ntpot_s"), axes_or_new(ax)
+    _length_axes(ax, groups)
+    _quartiles(ax, groups, BLUE, "NTPOT")
+    title = f"NTPOT by output length on the {run_clock(run)} clock, {run.client} client"
+    ax.set(ylabel="NTPOT (ms): median and quartiles", title=title)
+    return ax
+
+
+@styled
+def ntpot_against_tpot(
+    runs: Run | Sequence[Run], ttft_s: float | None = None, tpot_s: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """NTPOT and TPOT as output length grows: NTPOT falls towards TPOT, as prefill is spread over more tokens.
+
+    Medians and quartiles as in `ntpot_by_length`, of all runs together, each on its own clock.
+
+    Parameters
+    ----------
+    runs : Run or sequence of Run
+    ttft_s, tpot_s : float, optional
+        Both given: draw what NTPOT is with these, (TTFT + (n − 1) TPOT) / n.
+    ax : Axes, optional
+
+    Raises
+    ------
+    UsageError
+        No `ok` request with an NTPOT, or none with a TPOT.
+
+    Examples
+    --------
+    >>> ax = ntpot_against_tpot(run, ttft_s=0.01, tpot_s=0.001, ax=lp.plots.blank_axes())
+    >>> ax.lines[0].get_label(), ax.get_ylabel()
+    ('formula', 'time per output token (ms)')
+    """
+    runs = [runs] if isinstance(runs, Run) else runs
+    found, ax = {metric: _by_length(runs, metric) for metric in ("ntpot_s", "tpot_s")}, axes_or_new(ax)
+    _length_axes(ax, pd.concat(list(found.values())))
+    if ttft_s is not None and tpot_s is not None:
+        n = np.geomspace(found["ntpot_s"]["tokens"].min(), found["ntpot_s"]["tokens"].max(), 200)
+        curve_s = (ttft_s + (n - 1) * tpot_s) / n
+        ax.plot(n, curve_s, color=GREY, lw=1.0, label="formula")
+    ends = []
+    for (metric, groups), colour in zip(found.items(), (BLUE, VERMILION), strict=True):
+        _quartiles(ax, groups, colour, LABELS[metric])
+        ends.append((groups["tokens"].iloc[-1], groups["median_s"].iloc[-1], LABELS[metric], colour))
+    name_ends(ax, ends)
+    if ttft_s is not None and tpot_s is not None:
+        known = f"TTFT {show_time(ttft_s)}, TPOT {show_time(tpot_s)}"
+        key(ax, [("(TTFT + (n − 1) TPOT) / n", GREY), (f"with {known}", GREY)])
+    ax.set(ylabel="time per output token (ms)", title="NTPOT and TPOT by output length: medians and quartiles")
+    return ax
+
+
+@styled
+def decomposition(tables: Mapping[float, BiasTable], ax: Axes | None = None) -> Axes:
+    """What the reported mean TTFT is made of at each rate: the server's part, sending, waiting, handling.
+
+    Above each bar stands by how much the report is off; beside it, as an outline, the mean lateness, which is in no
+    latency.
+
+    Parameters
+    ----------
+    tables : mapping of rate_per_s to BiasTable
+        From `llmprofile.separate_bias`.
+    ax : Axes, optional
+
+    Raises
+    ------
+    UsageError
+        No table, or none with a TTFT on the wire.
+
+    Examples
+    --------
+    >>> ax = decomposition({200: lp.separate_bias(run)}, lp.plots.blank_axes())
+    >>> [bars.get_label() for bars in ax.containers]
+    ['server', 'sending', 'waiting', 'lateness']
+    """
+    rates = sorted(tables)
+    rows = pd.DataFrame([tables[rate].frame.loc["ttft_s"] for rate in rates]).rename(columns={"true_s": "server_s"})
+    if rows.empty or rows["server_s"].isna().all():
+        raise UsageError("none of these tables has a TTFT on the wire, so its parts are not known")
+    ax, at, tops_s, ends = axes_or_new(ax), np.arange(len(rates)), np.zeros(len(rates)), []
+    for part, colour in PART_COLOURS.items():
+        part_s = rows[f"{part}_s"].to_numpy(float)
+        if not np.isnan(part_s).all():
+            ax.bar(at, np.nan_to_num(part_s), 0.62, tops_s, color=colour, label=part)
+            ends.append((at[-1] + 0.48, float(tops_s[-1] + np.nan_to_num(part_s)[-1] / 2), part, colour))
+            tops_s += np.nan_to_num(part_s)
+    lateness_s = [tables[rate].lateness_mean_s for rate in rates]
+    ax.bar(at + 0.4, lateness_s, 0.1, fill=False, edgecolor=GREY, label="lateness")
+    ends.append((at[-1] + 0.48, lateness_s[-1], "lateness", GREY))
+    for x, top_s, server_s in zip(at, tops_s, rows["server_s"], strict=True):
+        text = (
+            "no kernel stamps" if np.isnan(server_s) else _difference(top_s - server_s, server_s).replace(" (", "\n(")
+        )
+        ax.annotate(text, (x, top_s), (0, 3), textcoords="offset points", ha="center", color=INK)
+    ax.set(xticks=at, xticklabels=[f"{rate:g}" for rate in rates], xlabel="rate (requests/s)", ylabel="mean TTFT (ms)")
+    ax.set(xlim=(-0.5, len(rates) - 0.5), ylim=(0, 1.22 * max(*tops_s, *np.nan_to_num(lateness_s))))
+    ax.yaxis.set_major_formatter(FuncFormatter(milliseconds))
+    ax.grid(False, axis="x")
+    clocks_of = " and ".join(sorted({table.clock for table in tables.values()}))
+    ax.set_title(f"What the mean TTFT of the {clocks_of} clock is made of")
+    name_ends(ax, ends)
+    return ax
+
+
+@styled
 def timeline(run: Run, n: int = 20, ax: Axes | None = None) -> Axes:
     """The first n requests of the schedule, a row each: due, sent, first token, tokens; on the run's own clock.
 
@@ -196,7 +329,8 @@ def error_against_rate(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     rate_axis(ax, sorted(table["rate_per_s"].unique()))
     _error_axis(ax, table[["error_mean_s", "error_p99_s"]].to_numpy(float))
     if "true_mean_s" in table:
-        _true_line(ax, float(table["true_mean_s"].median()))
+        true_s = float(table["true_mean_s"].median())
+        level(ax, true_s, f"the true TTFT: {show_time(true_s)}", "true TTFT")
     ends = []
     for client, runs in table.sort_values("rate_per_s").groupby("client", sort=False):
         colour = CLIENT_COLOURS.get(str(client), GREEN)
@@ -209,6 +343,49 @@ def error_against_rate(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         xlabel="rate (requests/s)", ylabel="error of the reported TTFT (ms)", title="How far off the reported TTFT is"
     )
     return ax
+
+
+def _by_length(runs: Sequence[Run], metric: str) -> pd.DataFrame:
+    """Quartiles of a metric of the `ok` requests by output length: `tokens`, `low_s`, `median_s`, `high_s`."""
+    parts = [pd.DataFrame({"tokens": [], "value_s": []})]
+    for run in runs:
+        ok = run.requests[run.requests["outcome"] == "ok"]
+        columns = {"tokens": ok["output_tokens"], "value_s": ok[column_of(metric, run_clock(run))]}
+        parts.append(pd.DataFrame(columns).dropna().astype(float))
+    known = pd.concat(parts)
+    if known.empty:
+        raise UsageError(f"no ok request has {LABELS[metric]} and its number of output tokens")
+    few = known["tokens"].nunique() <= MOST_LENGTHS
+    group = known["tokens"] if few else pd.qcut(known["tokens"], LENGTH_GROUPS, duplicates="drop")
+    by_group = known.groupby(group.to_numpy(), observed=True)
+    quartiles = {name: by_group["value_s"].quantile(q) for name, q in _QUARTILES.items()}
+    return pd.DataFrame({"tokens": by_group["tokens"].median(), **quartiles}).reset_index(drop=True)
+
+
+_QUARTILES = {"low_s": 0.25, "median_s": 0.5, "high_s": 0.75}
+
+
+def _quartiles(ax: Axes, groups: pd.DataFrame, colour: str, label: str) -> None:
+    median_s = groups["median_s"]
+    bars_s = [median_s - groups["low_s"], groups["high_s"] - median_s]
+    ax.errorbar(
+        groups["tokens"], median_s, bars_s, fmt="o-", ms=4.5, capsize=3, elinewidth=1.2, color=colour, label=label
+    )
+
+
+def _length_axes(ax: Axes, groups: pd.DataFrame) -> None:
+    """Output tokens against a time; each logarithmic where it spans much."""
+    tokens, low_s, high_s = groups["tokens"], groups["low_s"].min(), groups["high_s"].max()
+    if tokens.max() > LOG_FROM * tokens.min():
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(plain))
+    if low_s > 0 and high_s > LOG_FROM * low_s:
+        ax.set_yscale("log")
+        log_ticks(ax.yaxis, low_s, high_s)
+    ax.yaxis.set_major_formatter(FuncFormatter(milliseconds))
+    ax.set_xlabel("output tokens")
 
 
 def _values(run: Run, metric: str, *on: str) -> list[Floats]:
@@ -241,17 +418,8 @@ def _error_axis(ax: Axes, errors_s: Floats) -> None:
         ax.set_yscale("symlog", linthresh=1e-5)
     else:
         ax.set_yscale("log")
-    ax.yaxis.set_major_formatter(FuncFormatter(milliseconds))
-    wide = np.nanmax(np.abs(errors_s), initial=0.0) > 100 * np.nanmin(np.abs(errors_s), initial=1.0)
-    ax.yaxis.set_minor_formatter(NullFormatter() if wide else FuncFormatter(two_and_five_milliseconds))
-
-
-def _true_line(ax: Axes, true_s: float) -> None:
-    """The scale against which an error is small or large."""
-    ax.axhline(true_s, color=GREY, lw=0.9, ls=":", label="true TTFT")
-    at, halo = (0.01, true_s), {"fc": "white", "ec": "none", "pad": 0.6}
-    ax.annotate(f"the true TTFT: {show_time(true_s)}", at, (0, 3), xycoords=ax.get_yaxis_transform(),
-                textcoords="offset points", color=GREY, fontsize=8.5, bbox=halo)  # fmt: skip
+    sizes_s = np.abs(errors_s)
+    log_ticks(ax.yaxis, np.nanmin(sizes_s, initial=1.0), np.nanmax(sizes_s, initial=0.0))
 
 
 def _label(ax: Axes, run: Run, metric: str, title: str) -> Axes:

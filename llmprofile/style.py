@@ -17,16 +17,22 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 Floats = npt.NDArray[np.float64]
 
-BLUE, VERMILION, GREEN, ORANGE, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#6B6B6B", "#333333"
+BLUE, VERMILION, GREEN, ORANGE, PURPLE = "#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7"
+GREY, INK = "#6B6B6B", "#333333"
+SERIES = (VERMILION, BLUE, GREEN, PURPLE, ORANGE)
+"""Colours of curves that stand for nothing in particular, in this order."""
 SIZE_IN, SAVED_DPI = (7.0, 3.6), 150
-LINE_PT = 11.0
+LINE_PT, KEY_PT, LETTER_PT = 11.0, 12.5, 5.2
 LOG_FROM = 8.0
 """A time axis is logarithmic when its 99.5th percentile is this many times its 0.5th."""
+
+FEW_DECADES = 300.0
 
 _STYLE: dict[Any, Any] = {
     "font.size": 9.5,
@@ -112,10 +118,9 @@ def milliseconds(seconds: float, _: Any = None) -> str:
     return f"{seconds * 1e3:.6g}"
 
 
-def two_and_five_milliseconds(seconds: float, _: Any = None) -> str:
-    """Between the decades of a logarithmic axis that has few of them."""
-    text = milliseconds(seconds)
-    return text if text.strip("0.") in ("2", "5") else ""
+def plain(value: float, _: Any = None) -> str:
+    """A tick's label: the number itself."""
+    return f"{value:.6g}"
 
 
 def time_axis(ax: Axes, values_s: Floats) -> None:
@@ -146,12 +151,79 @@ def rate_axis(ax: Axes, rates_per_s: list[float]) -> None:
     ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:g}"))
 
 
+def log_ticks(axis: Axis, low: float, high: float, show: Callable[[float], str] = milliseconds) -> None:
+    """Labels of a logarithmic axis from low to high: decades, and 2 and 5 between them where decades are few."""
+
+    def two_and_five(value: float, _: Any = None) -> str:
+        return show(value) if f"{value:e}"[0] in "25" else ""
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value)))
+    axis.set_minor_formatter(NullFormatter() if high > FEW_DECADES * low else FuncFormatter(two_and_five))
+
+
+def level(ax: Axes, y: float, text: str, label: str) -> None:
+    """A dotted line across the axes, with its text on it at the left: what the rest is to be compared with."""
+    ax.axhline(y, color=GREY, lw=0.9, ls=":", label=label)
+    at, halo = (0.01, y), {"fc": "white", "ec": "none", "pad": 0.6}
+    ax.annotate(text, at, (0, 3), xycoords=ax.get_yaxis_transform(), textcoords="offset points", color=GREY,
+                fontsize=8.5, bbox=halo)  # fmt: skip
+
+
+def say(ax: Axes, text: str) -> None:
+    """A sentence where there is nothing to draw."""
+    ax.annotate(text, (0.5, 0.5), xycoords="axes fraction", ha="center", va="center", color=GREY)
+
+
+def key(ax: Axes, entries: list[tuple[str, str]]) -> None:
+    """Lines of text (text, colour) that say which curve is which, in a part of the axes that curves leave free."""
+    points_per_dot = 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]
+    width_pt, height_pt = ax.bbox.width * points_per_dot, ax.bbox.height * points_per_dot
+    wide = min(1.0, max(len(text) for text, _ in entries) * LETTER_PT / width_pt)
+    high = (len(entries) + 0.5) * KEY_PT / height_pt
+    drawn = _drawn(ax)
+
+    def hidden(corner: tuple[float, float]) -> int:
+        inside = (drawn >= corner) & (drawn <= np.add(corner, (wide, high)))
+        return int(inside.all(axis=1).sum())
+
+    lefts, bottoms = (0.99 - wide, 0.01, 0.5 - wide / 2), (0.99 - high, 0.02, 0.5 - high / 2)
+    left, bottom = min(((x, y) for x in lefts for y in bottoms), key=hidden)
+    for line, (text, colour) in enumerate(entries):
+        at, shift = (left, bottom + high), (4, -(line + 0.25) * KEY_PT)
+        ax.annotate(text, at, shift, "axes fraction", "offset points", va="top", color=colour, fontsize=9)
+
+
+def _drawn(ax: Axes) -> Floats:
+    """Points on what lines draw, close together, as shares of the axes' width and height, (n, 2)."""
+    found = [np.empty((0, 2))]
+    for line in ax.lines:
+        at = ax.transAxes.inverted().transform(line.get_transform().transform(line.get_xydata()))
+        at = at[np.isfinite(at).all(axis=1)]
+        if len(at) and line.get_linestyle() != "None":
+            steps = np.linspace(0, len(at) - 1, 4000)
+            at = np.column_stack([np.interp(steps, np.arange(len(at)), column) for column in at.T])
+        found.append(at)
+    return np.concatenate(found)
+
+
 def name_ends(ax: Axes, ends: list[tuple[float, float, str, str]]) -> None:
-    """The curves' names at their right ends (x, y, name, colour), moved up where they would overlap."""
+    """The curves' names at their right ends (x, y, name, colour), moved apart where they would overlap."""
     ax.autoscale_view()  # limits are otherwise found when the figure is drawn
-    placed_pt = -np.inf
-    for x, y, text, colour in sorted((end for end in ends if not np.isnan(end[1])), key=lambda end: end[1]):
-        y_pt = ax.transData.transform((x, y))[1] * 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]
-        placed_pt = max(y_pt, placed_pt + LINE_PT)
-        shift = (8, placed_pt - y_pt)
+    known = sorted((end for end in ends if not np.isnan(end[1])), key=lambda end: end[1])
+    points_per_dot = 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]
+    wanted_pt = [float(ax.transData.transform((x, y))[1]) * points_per_dot for x, y, _, _ in known]
+    placed_pt = _apart(wanted_pt, float(ax.bbox.y1) * points_per_dot)
+    for (x, y, text, colour), wanted, placed in zip(known, wanted_pt, placed_pt, strict=True):
+        shift = (8, placed - wanted)
         ax.annotate(text, (x, y), shift, textcoords="offset points", va="center", color=colour, annotation_clip=False)
+
+
+def _apart(wanted_pt: list[float], top_pt: float) -> list[float]:
+    """Heights of lines of text, ascending: a line apart at least, and none above the top as long as there is room."""
+    placed: list[float] = []
+    for y in wanted_pt:
+        placed.append(max(y, placed[-1] + LINE_PT) if placed else y)
+    for k in reversed(range(len(placed))):
+        placed[k] = min(placed[k], top_pt)
+        top_pt = placed[k] - LINE_PT
+    return placed
