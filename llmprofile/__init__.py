@@ -9,13 +9,22 @@ import importlib
 from typing import Any
 
 _HOMES = {
+    "batches": ("DXG1", "MXG1"),
+    "bias": ("separate_bias",),
     "collect": ("load",),
     "errors": ("LlmprofileError", "LlmprofileWarning", "UsageError"),
+    "estimate": ("estimate_bias", "processes_needed"),
+    "fitting": ("fit_batch", "fit_mg1"),
+    "gated": ("GatedLoop", "simulate_loop"),
     "launch": ("run_load", "start_load"),
+    "lindley": ("simulate",),
+    "loopfit": ("fit_loop",),
     "metrics": ("summary", "inter_token_s"),
+    "queueing": ("GG1", "MD1", "MG1", "MGk", "MM1"),
     "records": ("Run",),
     "server": ("ReferenceServer",),
     "supervise": ("Load", "Progress"),
+    "sweep": ("fit_sweep",),
     "trust": ("Verdict", "verdict"),
     "workload": (
         *("ClosedLoop", "Constant", "Gamma", "Poisson"),

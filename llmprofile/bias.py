@@ -13,10 +13,9 @@ from html import escape
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import sparse
 
 from llmprofile.latency import CLOCKS, LABELS, column_of, token_gaps
-from llmprofile.metrics import CELLS_PER_BLOCK, QUANTILES, _bin, _block_weights, block_length_s, describe
+from llmprofile.metrics import QUANTILES, block_draws, block_length_s
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS, elapsed_s, ns_to_s, s_to_ns, show_time
 
@@ -163,6 +162,8 @@ class BiasTable:
         Share of first tokens whose wire time is only known to lie in a bracket, and the bracket's mean width:
         so much more may the bias of their TTFT be.
     notes : tuple of str
+    estimated : bool
+        Whether `true_s` is a model's estimate (`estimate_bias`) where nothing was measured.
     """
 
     clock: str
@@ -172,6 +173,7 @@ class BiasTable:
     bounded_share: float
     bracket_s: float
     notes: tuple[str, ...]
+    estimated: bool = False
 
     def __repr__(self) -> str:
         return "\n".join([self._head(), self._cells().to_string(index=False), *self.notes])
@@ -187,7 +189,8 @@ class BiasTable:
         )
 
     def _head(self) -> str:
-        return f"bias: {self.clock} clock less true (wire), per metric; its parts sum to the difference of the means"
+        true = "a model's estimate of the truth" if self.estimated else "true (wire)"
+        return f"bias: {self.clock} clock less {true}, per metric; its parts sum to the difference of the means"
 
     def _cells(self) -> pd.DataFrame:
         clocks = [c for c in ("handled", "seen") if c in (self.clock, "seen")]
@@ -334,23 +337,9 @@ def _intervals(pairs: pd.DataFrame, clock: str, block_s: float) -> tuple[Ends, E
     reported, true, at_s = (pairs[name].to_numpy(float) for name in (clock, "wire", "at_s"))
     if not len(true) or np.isnan(true).all():
         return _NO_ENDS, _NO_ENDS, ""
-    row = describe(reported - true, at_s, block_s)
-    if row["mean_lo"] is None:
-        return _NO_ENDS, _NO_ENDS, row["note"].split("; ")[-1]
-    ends = float(row["mean_lo"]), float(row["mean_hi"])
-    if len(true) < LEAST_FOR_P99:
-        return ends, _NO_ENDS, ""
-    low, high = np.quantile(_p99_draws(reported, at_s, block_s) - _p99_draws(true, at_s, block_s), [0.025, 0.975])
-    return ends, (float(low), float(high)), ""
-
-
-def _p99_draws(values: Floats, at_s: Floats, block_s: float) -> Floats:
-    """The p99 in each resample of blocks; samples taken at the same times have the same resamples."""
-    span_s = np.ptp(at_s)
-    cells = math.ceil(span_s / block_s * CELLS_PER_BLOCK)
-    cell = np.minimum(((at_s - at_s.min()) / span_s * cells).astype(int), cells - 1)
-    levels, bins = _bin(values)
-    counts = sparse.csr_matrix((np.ones(len(values)), (cell, bins)), (cells, len(levels)))
-    cumulated = np.cumsum(np.asarray(_block_weights(cells, np.random.default_rng(0)) @ counts), axis=1)
-    cumulated = cumulated[cumulated[:, -1] > 0]  # an empty resample says nothing
-    return levels[(cumulated >= QUANTILES["p99"] * cumulated[:, -1:]).argmax(axis=1)]
+    (of_reported, why), (of_true, _) = (block_draws(values, at_s, block_s) for values in (reported, true))
+    if why:
+        return _NO_ENDS, _NO_ENDS, why
+    names = ("mean", "p99") if len(true) >= LEAST_FOR_P99 else ("mean",)
+    ends = [np.quantile(of_reported[name] - of_true[name], [0.025, 0.975]).tolist() for name in names]
+    return tuple(ends[0]), tuple(ends[-1]) if len(ends) > 1 else _NO_ENDS, ""

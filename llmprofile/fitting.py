@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.stats import t as student
 
 from llmprofile.batches import DXG1, MXG1
-from llmprofile.errors import UsageError
+from llmprofile.errors import UsageError, positive
 from llmprofile.jobs import VACATION_S, Arrivals, Costs, Jobs, Steady, dispersion, find_batches, mean_of
 from llmprofile.metrics import BLOCKS_AT_LEAST
 from llmprofile.queueing import MG1
@@ -74,6 +74,7 @@ class FitResult:
     verdict: str
     notes: tuple[str, ...]
     client: str
+    _load: Arrivals = field(repr=False)
     _costs: Costs = field(repr=False)
     _measured_s: Floats = field(repr=False)
     _model_s: Floats = field(repr=False)
@@ -131,6 +132,17 @@ class FitResult:
         load = part.arrivals(part.threshold_s() if self.law != MG1_NAME else 0.0)
         predicted_s, _ = _predict(load, self._costs)
         return _times(predicted_s, part)
+
+    def mean_time_s(self, jobs_per_s: float) -> float:
+        """Mean time in the client of events that arrive alike at another rate of jobs a worker; infinite from ρ = 1.
+
+        Examples
+        --------
+        >>> fit = fit_mg1(run)
+        >>> fit.mean_time_s(10) < fit.mean_time_s(5000)
+        True
+        """
+        return _predict(self._load.at_rate(positive("jobs_per_s", jobs_per_s)), self._costs)[0]["mean"]
 
     def qq(self, points: int = 199) -> pd.DataFrame:
         """Quantiles of the events' time in the client: `q`, `measured_s`, `model_s`; along the diagonal when it fits.
@@ -223,6 +235,7 @@ def _fit(run: Run, batches: bool) -> FitResult:
         verdict=_verdict(law, rivals, times, curve),
         notes=tuple(filter(None, [*_notes(part, threshold_s if batches else None, batch_load), left_out])),
         client=run.client,
+        _load=batch_load if batches else load,
         _costs=costs,
         _measured_s=part.event_times()[0],
         _model_s=model_s,

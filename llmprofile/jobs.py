@@ -300,6 +300,19 @@ class Arrivals:
     def periodic(self) -> bool:
         return self.batched and self.gap_scv < PERIODIC_SCV
 
+    def at_rate(self, rate_per_s: float) -> Arrivals:
+        """The same arrivals at another rate: gaps shrink, or batches, which keep their times, gain or lose jobs.
+
+        A batch of X becomes Binomial(X, share) when jobs are dealt elsewhere; batches that end up empty leave gaps.
+        """
+        share, rng = rate_per_s / self.rate_per_s, np.random.default_rng(0)
+        if not self.batched:
+            return replace(self, rate_per_s=rate_per_s)
+        sizes = self.sizes * int(share) + rng.binomial(self.sizes, share % 1)
+        kept = float((sizes > 0).mean())
+        scv = kept * self.gap_scv + 1 - kept  # a gap is a geometric number of the gaps before
+        return Arrivals(rate_per_s, sizes[sizes > 0], scv)
+
 
 @dataclass(frozen=True, eq=False)
 class Costs:

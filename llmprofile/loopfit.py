@@ -7,6 +7,7 @@ run, whose measured times in the client judge it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import brentq, nnls
 
-from llmprofile.errors import UsageError, one_of
+from llmprofile.errors import UsageError, one_of, positive
 from llmprofile.gated import GatedLoop, LoopTimes, Stretches, simulate_loop
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS, NS_PER_S, elapsed_s, show_rate, show_time
@@ -31,6 +32,7 @@ CLIENTS = ("stamped", "conventional")
 STALL_S, DISTURBED_SHARE = 1e-3, 0.05
 """A turn that takes more than twice what it should and this is a stall; when stalls take this share, a fit says so."""
 BLOCKS, TURNS_AT_LEAST, SLEEPS_AT_LEAST = 40, 200, 20
+SIMULATED_EVENTS = 100_000
 _EDGE_NS = 100_000  # the first request is begun in a turn whose poll returned this much earlier, at most
 
 _COLUMNS = ("poll", "asleep", "read", "handle", "due", "sent", "ended")
@@ -150,6 +152,20 @@ class LoopFit:
         read_s, handle_s, send_s = (self.cost_s(name) for name in ("read", "handle", "send"))
         costs = (Stretches(self.poll_law), read_s, handle_s, Stretches(self.wakeup_law))
         return simulate_loop(arrivals_s, *costs, sends_s=sends_s, send=send_s, streams=streams, rng=rng)
+
+    def mean_time_s(self, jobs_per_s: float) -> float:
+        """The mean time in the client of unsynchronised events at a rate of jobs a worker, sends among them.
+
+        By `simulate` over Poisson arrivals, each on a socket of its own; infinite from ρ = 1 on.
+        """
+        sends = self.sends_per_event / (1 + self.sends_per_event) * positive("jobs_per_s", jobs_per_s)
+        if self.model(jobs_per_s - sends).utilisation >= 1:
+            return math.inf
+        rng, span_s = np.random.default_rng(0), SIMULATED_EVENTS / (jobs_per_s - sends)
+        arrivals_s, due_s = (
+            np.sort(rng.uniform(0, span_s, int(rate * span_s))) for rate in (jobs_per_s - sends, sends)
+        )
+        return float(self.simulate(arrivals_s, due_s, rng=rng).time_s.mean()) - self.after_s
 
     def predict(self, run: Run, rng: np.random.Generator | int = 0) -> LoopPrediction:
         """The time in the client of a run from its wire stamps and due times, beside what was measured.

@@ -151,20 +151,34 @@ def describe(values: Floats, at_s: Floats, block_s: float) -> dict[str, Any]:
 
 
 def block_intervals(values: Floats, at_s: Floats, block_s: float, level: float = 0.95) -> tuple[Intervals, str]:
-    """Percentile intervals of the mean and quantiles by a moving-block bootstrap over time (Künsch 1989).
-
-    Values are counted into fine bins of their own quantiles (exact up to 4000 different values), in cells of a
-    tenth of a block; a resample is a sum of runs of ten cells that start anywhere.
+    """Percentile intervals of the mean and quantiles by a moving-block bootstrap over time.
 
     Returns
     -------
     dict of name to (low, high), and a sentence where fewer than 20 blocks hold values: then all are None.
     """
-    nothing: Intervals = dict.fromkeys(STATISTICS, (None, None))
+    draws, why = block_draws(values, at_s, block_s)
+    if why:
+        return dict.fromkeys(STATISTICS, (None, None)), why
+    ends = {name: np.quantile(d, [(1 - level) / 2, (1 + level) / 2]) for name, d in draws.items()}
+    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}, ""
+
+
+def block_draws(values: Floats, at_s: Floats, block_s: float) -> tuple[dict[str, Floats], str]:
+    """Mean and quantiles in each resample of a moving-block bootstrap over time (Künsch 1989).
+
+    Values are counted into fine bins of their own quantiles (exact up to 4000 different values), in cells of a
+    tenth of a block; a resample is a sum of runs of ten cells that start anywhere. Samples taken at the same times
+    have the same resamples, so that draws of the two can be subtracted.
+
+    Returns
+    -------
+    dict of name to (resamples,) float, and a sentence where fewer than 20 blocks hold values: then it is empty.
+    """
     span_s = float(at_s.max() - at_s.min()) if len(values) > 1 else 0.0
     blocks = span_s / block_s
     if blocks < BLOCKS_AT_LEAST or len(np.unique((at_s - at_s.min()) // block_s)) < BLOCKS_AT_LEAST:
-        return nothing, f"too short for an interval, which takes values in {BLOCKS_AT_LEAST} blocks of {block_s:.3g} s"
+        return {}, f"too short for an interval, which takes values in {BLOCKS_AT_LEAST} blocks of {block_s:.3g} s"
     cells = math.ceil(blocks * CELLS_PER_BLOCK)
     cell = np.minimum(((at_s - at_s.min()) / span_s * cells).astype(int), cells - 1)
     levels, bins = _bin(values)
@@ -176,9 +190,8 @@ def block_intervals(values: Floats, at_s: Floats, block_s: float, level: float =
     totals = per_bin.sum(axis=1)
     cumulated = np.cumsum(per_bin, axis=1)
     draws = {"mean": weights @ sums / totals}
-    draws |= {name: levels[(cumulated >= q * totals[:, None]).argmax(axis=1)] for name, q in QUANTILES.items()}
-    ends = {name: np.quantile(d, [(1 - level) / 2, (1 + level) / 2]) for name, d in draws.items()}
-    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}, ""
+    quantiles = {name: levels[(cumulated >= q * totals[:, None]).argmax(axis=1)] for name, q in QUANTILES.items()}
+    return draws | quantiles, ""
 
 
 def _bin(values: Floats, most: int = 4000) -> tuple[Floats, Ints]:

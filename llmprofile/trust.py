@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from llmprofile.bias import LEAST_FOR_P99, bounded_first_tokens, metric_bias, own_clock, paired_latencies
-from llmprofile.errors import one_of
+from llmprofile.errors import UsageError, one_of
+from llmprofile.estimate import processes_needed
+from llmprofile.fitting import fit_batch
 from llmprofile.latency import CLOCKS, LABELS
 from llmprofile.metrics import run_clock
 from llmprofile.records import Run
@@ -229,7 +231,7 @@ def _biased(run: Run, clock: str, limits: _Limits, least_stamped: float) -> list
         return [f"{missing}, so the client's bias is unknown."]
     beyond = [off for off in every if off.worst > 1]
     said = [_off_text(off, clock) for off in beyond[:_MOST_NAMED]]
-    said = [f"{text}; {_remedy(run)}." if k == 0 else f"{text}." for k, text in enumerate(said)]
+    said = [f"{text}; {_remedy(run, limits)}." if k == 0 else f"{text}." for k, text in enumerate(said)]
     rest = ", ".join(LABELS[off.metric] for off in beyond[_MOST_NAMED:])
     more = [f"And {len(beyond) - _MOST_NAMED} more: {rest}."] if rest else []
     return [*said, *more, *_unstamped(run, least_stamped)]
@@ -242,10 +244,27 @@ def _off_text(off: _Off, clock: str) -> str:
     return f"Mean {label} on the {clock} clock is off by {off.by('')}" + (f", its p99 by {off.by('_p99')}" * p99)
 
 
-def _remedy(run: Run) -> str:
+def _remedy(run: Run, limits: _Limits) -> str:
     """What to do about a bias."""
     other = "" if run.client == "stamped" else "the stamped client or "
-    return f"read the wire clock, or use {other}more processes"
+    return f"read the wire clock, or use {other}{_processes(run, limits)}"
+
+
+def _processes(run: Run, limits: _Limits) -> str:
+    """How many processes keep the bias of the mean TTFT within its limit, by the run's own arrivals and costs."""
+    ttft = paired_latencies(run, "ttft_s")
+    sending_s, true_s = ttft["sending_s"].mean(), ttft["wire"].mean()  # a request's own sending stays what it is
+    budget_s = limits.allowed_s("ttft_s", true_s) - sending_s
+    rate_per_s, tokens = run.meta["rates"]["achieved_per_s"], _ok(run)["output_tokens"].mean()
+    if not (budget_s > 0 and rate_per_s and tokens > 0):
+        return "more processes"
+    try:
+        found = processes_needed(fit_batch(run), rate_per_s, float(tokens), budget_s)
+    except UsageError:  # nothing to fit
+        return "more processes"
+    if found.needed is None or found.needed <= run.meta["asked"]["processes"]:
+        return "more processes"
+    return f"{found.needed} processes, which should keep its mean within {show_time(budget_s + sending_s)}"
 
 
 def _notes(run: Run, clock: str, limits: _Limits) -> list[str]:

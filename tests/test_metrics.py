@@ -220,6 +220,7 @@ def make_run(n: int = 12, client: str = "stamped", failed: tuple[int, ...] = (),
     columns: dict[str, Any] = {k: pa.array(v, mask=v == MISSING_NS) for k, v in stamps.items() if k in REQUESTS.names}
     columns |= {k: pa.array(v) for k, v in derive_latencies(stamps, four, four).items()}
     outcomes = ["http_error" if k in failed else "ok" for k in range(n)]
+    columns |= {"worker": pa.array(np.zeros(n, np.int64))}
     columns |= {"request_id": pa.array(np.arange(n)), "output_tokens": pa.array(four), "outcome": pa.array(outcomes)}
     columns |= {k: pa.array(v) for k, v in changes.items() if k not in stamps}
     table = pa.table([columns.get(f.name, pa.nulls(n, f.type)) for f in REQUESTS], REQUESTS)

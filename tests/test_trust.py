@@ -33,7 +33,7 @@ def even(n: int = 200, client: str = "conventional", **changes: Any) -> Run:
     wire = {f"{t}_{c}_ns": stamps[f"{t}_wire_ns"] for t in ("first", "content", "last") for c in CLOCKS}
     sent = dict.fromkeys(("due_ns", "begun_ns"), stamps["sent_ns"])
     run = make_run(n, client, **({"bounded": np.zeros(n, bool), **sent, **wire} | changes))
-    asked = {"client": client, "rate_per_s": 10.0}
+    asked = {"client": client, "rate_per_s": 10.0, "processes": 1}
     meta = {"lost_workers": 0, "lost_requests": 0, "reads": 4 * n, "unstamped_reads": 0, "clock_steps": 0}
     return with_meta(run, asked=asked, ended="complete", rates={"drawn_per_s": 10.0, "achieved_per_s": 10.0}, **meta)
 

@@ -120,13 +120,12 @@ def verdicts(rounds: dict[str, np.ndarray]) -> str:
     return "\n".join(lines)
 
 
-def heading(asked: argparse.Namespace) -> str:
-    """The command and the machine."""
+def heading(script: str, load: str) -> str:
+    """The command, the machine, and what was loaded."""
     facts = machine_facts()
-    command = shlex.join(["python", "tests/benchmarks/clients.py", *sys.argv[1:]])
+    command = shlex.join(["python", f"tests/benchmarks/{script}", *sys.argv[1:]])
     machine = f"{facts['processor']}, {facts['cores']} cores, {facts['system']}, load {facts['load_1min']:.1f}"
     versions = f"Python {platform.python_version()}, aiohttp {metadata.version('aiohttp')}"
-    load = f"{asked.requests} requests of {asked.tokens} tokens at {asked.rate:g}/s, {asked.rounds} rounds"
     return f"{command}\n{machine}, {versions}\n{load}; median (lowest to highest)\n"
 
 
@@ -140,7 +139,8 @@ def main() -> None:
     asked = parser.parse_args()
     asked.requests = round(asked.rate * asked.seconds)
     cores = sorted(os.sched_getaffinity(0))
-    print(heading(asked), flush=True)
+    load = f"{asked.requests} requests of {asked.tokens} tokens at {asked.rate:g}/s, {asked.rounds} rounds"
+    print(heading("clients.py", load), flush=True)
     figures: dict[str, list[Figures]] = {name: [] for name in RUNS}
     with lp.ReferenceServer(step=asked.step, cv=0.5, cpus=cores[:1]) as server:
         os.sched_setaffinity(0, cores[1:2] or cores)  # the clients' processes inherit it
