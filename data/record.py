@@ -1,0 +1,188 @@
+"""What the notebooks measure: the same functions record it into this folder and run live in a cell.
+
+    python data/record.py
+
+takes about ten minutes of a quiet machine with two cores or more. The server keeps to the first core, the clients to
+the others, so that neither takes the other's time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from tqdm import tqdm
+
+import llmprofile as lp
+
+HERE = Path(__file__).parent
+RUNS = HERE / "runs"
+RATES = (100, 200, 300, 400)
+TOKENS = 50
+TTFT_S, ITL_S, CV = 0.05, 0.01, 0.5
+
+
+@contextmanager
+def serving(**engine: Any) -> Iterator[lp.ReferenceServer]:
+    """A reference server on the first core, this process and the clients that it starts on the others."""
+    cores = sorted(os.sched_getaffinity(0))
+    with lp.ReferenceServer(**{"ttft_s": TTFT_S, "itl_s": ITL_S, "cv": CV, "cpus": cores[:1]} | engine) as server:
+        os.sched_setaffinity(0, cores[1:] or cores)
+        try:
+            yield server
+        finally:
+            os.sched_setaffinity(0, cores)
+
+
+def measure(server: lp.ReferenceServer, client: str, rate_per_s: float, seconds: float, **options: Any) -> lp.Run:
+    """One run of Poisson arrivals; `truth_s` among its requests is the TTFT by the server's own record."""
+    defaults = {"output_tokens": TOKENS, "seed": 1, "out": Path(tempfile.mkdtemp()) / "run", "progress": False}
+    n = max(20, round(rate_per_s * seconds))
+    run = lp.run_load(server.url, lp.Poisson(rate_per_s), n, client=client, **defaults | options)
+    truth = server.truth(forget=True).set_index("request_id")
+    run.requests["truth_s"] = run.requests["request_id"].map((truth["first_ns"] - truth["arrive_first_ns"]) / 1e9)
+    return run
+
+
+def record_runs(folder: Path, seconds: float, rates: tuple[int, ...] = RATES) -> None:
+    """Both clients at each rate, before unsynchronised streams ("poisson") and before decode steps ("steps")."""
+    cases = [(client, rate) for rate in rates for client in ("conventional", "stamped")]
+    for engine in ("poisson", "steps"):
+        with serving(step=engine == "steps") as server:
+            for client, rate in tqdm(cases, desc=f"runs, {engine}"):
+                measure(server, client, rate, seconds, out=folder / f"{client}-{engine}-{rate}")
+
+
+def recorded(folder: Path, client: str, engine: str) -> dict[int, lp.Run]:
+    """The recorded runs of a client before an engine, by rate."""
+    paths = sorted(folder.glob(f"{client}-{engine}-*"), key=lambda path: int(path.name.rsplit("-", 1)[1]))
+    return {int(path.name.rsplit("-", 1)[1]): lp.load(path) for path in paths}
+
+
+def cost_per_event_s(server: lp.ReferenceServer, work_s: float) -> float:
+    """What an event costs a conventional client, its share of a request's sending included."""
+    run = measure(server, "conventional", 0.4 / (TOKENS * (60e-6 + work_s)), 3.0, event_work_s=work_s)
+    pooled = lp.fit_mg1(run).parameters.loc["pooled"]["estimate"]
+    return pooled["utilisation"] / pooled["rate_per_s"]
+
+
+def reported_and_true(run: lp.Run, from_s: float, until_s: float) -> dict[str, float]:
+    """Mean TTFT as reported from begun and from due, and by the server's record; TPOT too; of a part of the run."""
+    ok = run.requests[run.requests["outcome"] == "ok"].dropna(subset=["truth_s"])
+    due_s = (ok["due_ns"] - run.requests["due_ns"].min()) / 1e9
+    part = ok[(due_s >= from_s) & (due_s < until_s)]
+    return {
+        "requests": len(part),
+        "begun_s": part["ttft_handled_s"].mean(),
+        "due_s": ((part["first_handled_ns"] - part["due_ns"]) / 1e9).mean(),
+        "true_s": part["truth_s"].mean(),
+        "tpot_s": part["tpot_handled_s"].mean(),
+        "true_tpot_s": part["tpot_s"].mean(),
+    }
+
+
+def inflation(
+    seconds: float,
+    rhos: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95),
+    ttfts_s: tuple[float, ...] = (0.005, 0.05),
+    works_s: tuple[float, ...] = (0.0, 0.001),
+) -> pd.DataFrame:
+    """Reported over true TTFT of a conventional client against ρ, in the first half of each run and in the whole."""
+    rows = []
+    for ttft_s in ttfts_s:
+        with serving(ttft_s=ttft_s) as server:
+            for work_s in works_s:
+                cost_s = cost_per_event_s(server, work_s)
+                for rho in tqdm(rhos, desc=f"inflation, TTFT {ttft_s * 1e3:g} ms, {cost_s * 1e6:.0f} µs an event"):
+                    run = measure(server, "conventional", rho / cost_s / TOKENS, seconds, event_work_s=work_s)
+                    fitted = lp.fit_mg1(run).parameters.loc["pooled"]["estimate"]
+                    about = {"base_ttft_s": ttft_s, "event_work_s": work_s, "rho_asked": rho, "run_s": seconds}
+                    about |= {"rho": fitted["utilisation"], "mean_service_s": fitted["mean_service_s"]}
+                    for part, until_s in (("half", seconds / 2), ("whole", seconds)):
+                        rows.append(about | {"part": part} | reported_and_true(run, min(1.0, seconds / 4), until_s))
+    return pd.DataFrame(rows)
+
+
+def overload(seconds: float, rho: float = 1.3, ttft_s: float = 0.05, work_s: float = 0.001) -> pd.DataFrame:
+    """The same beyond ρ = 1, over runs of T, 2T and 4T: each is the start of one run of 4T."""
+    with serving(ttft_s=ttft_s) as server:
+        cost_s = cost_per_event_s(server, work_s)
+        run = measure(server, "conventional", rho / cost_s / TOKENS, seconds, event_work_s=work_s)
+    return pd.DataFrame(
+        {"run_s": seconds / cut, "rho_asked": rho, "mean_service_s": cost_s} | reported_and_true(run, 0, seconds / cut)
+        for cut in (4, 2, 1)
+    )
+
+
+def queueing_server(seconds: float, rates: tuple[int, ...] = (10, 20, 25, 30), max_batch: int = 24) -> pd.DataFrame:
+    """A server that queues by itself: TTFT by its record, on the wire, and as each client reports it.
+
+    The conventional one works half a millisecond on each event, so that it queues as well.
+    """
+    rows = []
+    with serving(max_batch=max_batch, cv=0.0) as server:
+        for rate in tqdm(rates, desc="a server that queues"):
+            for client in ("conventional", "stamped"):
+                work_s = 0.0005 if client == "conventional" else 0.0
+                run = measure(server, client, rate, seconds, seed=rate, event_work_s=work_s)
+                ok = run.requests[run.requests["outcome"] == "ok"]
+                clock = "ttft_handled_s" if client == "conventional" else "ttft_seen_s"
+                row = {"rate_per_s": rate, "client": client, "requests": len(ok), "bounded": ok["bounded"].mean()}
+                row |= {"rho": lp.fit_mg1(run).parameters.loc["pooled"]["estimate"]["utilisation"]}
+                rows.append(
+                    row
+                    | {"truth_s": ok["truth_s"].mean(), "wire_s": ok["ttft_s"].mean(), "reported_s": ok[clock].mean()}
+                )
+    return pd.DataFrame(rows)
+
+
+def processes(seconds: float, rate_per_s: float = 300, ks: tuple[int, ...] = (1, 2)) -> pd.DataFrame:
+    """Bias of a conventional client's mean TTFT, and the time its events spend in it, with one process and with two."""
+    rows = []
+    with serving() as server:
+        for k in ks:
+            run = measure(server, "conventional", rate_per_s, seconds, processes=k)
+            ttft = lp.separate_bias(run).frame.loc["ttft_s"]
+            times = lp.fit_mg1(run).times.loc["mean"]
+            rows.append(
+                {
+                    "processes": k,
+                    "rate_per_s": rate_per_s,
+                    "bias_s": ttft["difference_s"],
+                    "time_s": times["measured_s"],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def lengths(seconds: float, rate_per_s: float = 100) -> pd.DataFrame:
+    """Requests of 1 to 200 output tokens, stamped client: their output tokens, TTFT, TPOT, NTPOT and E2E."""
+    with serving() as server:
+        run = measure(server, "stamped", rate_per_s, seconds, output_tokens=lp.Uniform(1, 200))
+    return run.requests[["output_tokens", "ttft_s", "tpot_s", "ntpot_s", "e2e_s"]]
+
+
+TABLES = {inflation: 16.0, overload: 32.0, queueing_server: 10.0, processes: 8.0, lengths: 10.0}
+"""How long a run of each table is, s."""
+
+
+def main() -> None:
+    """Record everything."""
+    shutil.rmtree(RUNS, ignore_errors=True)
+    record_runs(RUNS, 4.0)
+    for table, seconds in TABLES.items():
+        table(seconds).to_csv(HERE / f"{table.__name__}.csv", index=False)
+    facts = lp.load(next(RUNS.iterdir())).meta
+    machine = facts["machine"]
+    print(f"recorded {facts['started_utc']} on {machine['processor']}, {machine['cores']} cores, {machine['system']}")
+    print(", ".join(f"{name} {version}" for name, version in facts["versions"].items()))
+
+
+if __name__ == "__main__":
+    main()
