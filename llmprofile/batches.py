@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from typing import Any, Self
 
 import numpy as np
@@ -146,7 +146,7 @@ class _BatchQueue:
 
     @property
     def _stair_s(self) -> float:
-        """Of what the times at which the cdf may jump are multiples."""
+        """Of what the times at which the cdf jumps are multiples; 0 where it has no steps."""
         raise NotImplementedError
 
     def wait_cdf(self, t: npt.ArrayLike) -> Floats:
@@ -179,6 +179,8 @@ class _BatchQueue:
             return np.full(np.shape(q), np.inf)
         scale_s = self.mean_wait_s if 0 < self.mean_wait_s < math.inf else self.service.mean_s
         times_s, stair_s = quantile(self.wait_cdf, q, scale_s or 1.0), self._stair_s
+        if not stair_s:
+            return times_s
         # a search ends just below a step of the cdf, where rounding is forgiven
         onto = stair_s * np.rint(np.where(np.isfinite(times_s), times_s, 0.0) / stair_s)
         return np.where(np.abs(times_s - onto) < 2 * SLIP * stair_s, onto, times_s)
@@ -194,7 +196,11 @@ def _span_s(values_s: Floats) -> float:
             a, b = b, abs(a - b * round(a / b))
         return a
 
-    span_s = reduce(divisor, values_s[values_s > slip].tolist(), 0.0)
+    span_s = 0.0
+    for value_s in values_s[values_s > slip].tolist():
+        span_s = divisor(span_s, value_s)
+        if span_s < 1000 * slip:  # no grid could use it
+            return 0.0
     if not span_s:
         return 0.0
     span_s = longest_s / round(longest_s / span_s)  # without what rounding left on the way
@@ -204,7 +210,7 @@ def _span_s(values_s: Floats) -> float:
 def _fine_step_s(service: Law) -> float:
     """Return a step that shows the shape of the law."""
     sd_s = service.mean_s * math.sqrt(service.scv)
-    return min(max(sd_s / STEPS_PER_SD, service.mean_s / 2000), service.mean_s / 20)
+    return min(max(sd_s / STEPS_PER_SD, service.mean_s / 2000) if sd_s else math.inf, service.mean_s / 20)
 
 
 def _moved_to_grid(service: Law, step_s: float, most: int) -> Floats:
@@ -316,7 +322,7 @@ class MXG1(_BatchQueue):
             return np.where(t < 0, 0.0, -np.expm1(-np.maximum(t, 0.0) / self.mean_wait_s))
         if isinstance(service, Continuous) and service.is_smooth:
             return invert(self._transform, t, self._no_wait)
-        result = np.where(t < 0, 0.0, 1.0)
+        result = np.where(np.isnan(t), np.nan, np.where(t < 0, 0.0, 1.0))
         inside = (t >= 0) & np.isfinite(t)
         step_s, exact = self._step
         scales = np.ceil(np.log(np.maximum(np.where(inside, t, 0.0) / (step_s * CELLS), 1.0)) / math.log(4))
@@ -339,7 +345,8 @@ class MXG1(_BatchQueue):
 
     @property
     def _stair_s(self) -> float:
-        return self._step[0]
+        step_s, exact = self._step
+        return step_s if exact else 0.0
 
     @cached_property
     def _step(self) -> tuple[float, bool]:
@@ -497,9 +504,11 @@ class DXG1(_BatchQueue):
     def _steady(self) -> _Steady:
         step_s, in_steps = self._step
         spare_s = self.period_s * (1 - self.utilisation)
-        if ALIAS * self._var_work_s2 > MOST_CELLS * step_s * spare_s:
-            return _heavy_traffic(self._var_work_s2 / (2 * spare_s), _before_moments(self.batch, self.service)[0])
-        period = self.period_s / step_s
+        var_s2 = self._var_work_s2
+        on_grid_s2 = var_s2 + step_s**2 / 6 * max(float(self.batch.mean_s), 1.5)
+        if var_s2 and ALIAS * on_grid_s2 > MOST_CELLS * step_s * spare_s:
+            return _heavy_traffic(var_s2 / (2 * spare_s), _before_moments(self.batch, self.service)[0])
+        period = self._least_period_s / step_s
         period = round(period) if abs(period - round(period)) < SLIP else period
         masses = _moved_to_grid(self.service, step_s, MOST_CELLS // 4)
         found, after, waits = _walk(masses, self.batch, period)
@@ -514,7 +523,14 @@ class DXG1(_BatchQueue):
 
     @property
     def _stair_s(self) -> float:
-        return self._steady.step_s
+        return self._steady.step_s if self._steady.in_steps else 0.0
+
+    @property
+    def _least_period_s(self) -> float:
+        """T, or twice what the largest batch takes when that is less: a batch finds nothing in either case."""
+        service = self.service
+        longest_s = service.values_s[-1] if isinstance(service, Discrete) else service.frozen.isf(LEAST_TAIL)
+        return min(self.period_s, 2 * float(longest_s * self.batch.values_s[-1])) or self.period_s
 
     @property
     def _var_work_s2(self) -> float:
@@ -527,14 +543,15 @@ class DXG1(_BatchQueue):
 
         Moving a service adds at most step²/6 to its variance, moving T at most step²/4.
         """
-        service, period_s, worth_s2 = self.service, self.period_s, self._var_work_s2
+        service, period_s, worth_s2 = self.service, self._least_period_s, self._var_work_s2
         step_s = min(_fine_step_s(service) or period_s, period_s)
         if 0 < worth_s2 < math.inf:
             before_s = _before_moments(self.batch, service)[0]
-            worth_s2 = max(worth_s2, 2 * period_s * (1 - self.utilisation) * before_s)
+            worth_s2 = max(worth_s2, 2 * self.period_s * (1 - self.utilisation) * before_s)
             step_s = min(step_s, math.sqrt(6 * VARIANCE_SHARE * worth_s2 / max(float(self.batch.mean_s), 1.5)))
         step_s = max(step_s, 4 * period_s / MOST_CELLS)
         if isinstance(service, Discrete):
+            step_s = max(step_s, 4 * float(service.values_s[-1]) / MOST_CELLS)
             span_s, both_s = _span_s(service.values_s), _span_s(np.append(service.values_s, period_s))
             if not self._var_work_s2:  # nothing is ever found
                 return span_s or period_s, True
@@ -569,7 +586,8 @@ def _walk(masses: Floats, batch: Discrete, period: float) -> tuple[Floats, Float
     log E z^V = Σ cₖ (zᵏ − 1), k > 0, with c the coefficients of −log(1 − E z^{B − T}) (Spitzer). On a circle on which
     E |z|^{B − T} < 1 the logarithm is analytic, whatever the span of the walk, and its coefficients fall fast.
     """
-    tilt = _tilt(masses, batch, period)
+    outlasted = batch.values_s[-1] * (len(masses) - 1) > period
+    tilt = _tilt(masses, batch, period) if outlasted else 10 / period
     n = 1 << math.ceil(math.log2(max(len(masses), period + ALIAS / tilt, 16)))
     cells, whole_steps = np.arange(n), math.floor(period)
     served = np.fft.rfft(masses * np.exp(tilt * cells[: len(masses)]), n)
@@ -578,7 +596,7 @@ def _walk(masses: Floats, batch: Discrete, period: float) -> tuple[Floats, Float
     passed = back**whole_steps * (1 - period % 1 + period % 1 * back)
     coefficients = np.fft.irfft(-np.log1p(-total * passed), n)
     coefficients[0] = coefficients[n // 2 :] = 0.0
-    if batch.values_s[-1] * (len(masses) - 1) <= period:  # no batch outlasts it: without rounding
+    if not outlasted:  # no period: nothing is ever found, without rounding
         coefficients[:] = 0.0
     fading = np.exp(-tilt * cells)
     found = np.exp(np.fft.rfft(coefficients) - coefficients @ fading)

@@ -420,6 +420,16 @@ def test_without_anything_to_wait_for(model: Model) -> None:
     assert float(model.wait_cdf(-1e-9)) == 0.0
 
 
+@pytest.mark.parametrize("rho", [1e-4, 0.1, 0.6])
+def test_a_batch_that_never_outlasts_its_period_finds_nothing(rho: float) -> None:
+    service = [0.3, 1 / 3, math.pi / 7]  # multiples of no one length
+    single, pair = at_load(DXG1, rho, 1, service), at_load(DXG1, rho, 2, service)
+    assert single.mean_wait_s == single.var_wait_s == 0
+    assert float(single.wait_cdf(0.0)) == 1
+    assert pair.mean_wait_s == pytest.approx(np.mean(service) / 2, rel=1e-12)
+    assert pair.wait_cdf([0.0, 0.29, 0.32, 0.4, 0.46]) == pytest.approx([1 / 2, 1 / 2, 4 / 6, 5 / 6, 1], abs=1e-9)
+
+
 def test_heavy_tails_have_infinite_moments() -> None:
     heavy = stats.pareto(1.5, scale=0.1)  # no variance
     for model in (MXG1(1, 2, heavy), DXG1(1, 2, heavy)):
