@@ -45,8 +45,8 @@ TAIL_POINTS, TAIL = 1999, 1e-4
 CURVE_POINTS = 400
 NAMES = {"MM1": "M/M/1", "MD1": "M/D/1", "MG1": "M/G/1", "MXG1": "M^X/G/1", "DXG1": "D^X/G/1"}
 MARKED = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-NEAR = 1.15
-"""Windows that differ by less than this factor are named together."""
+NEAR, EDGE = 1.15, 1.25
+"""Windows that differ by less than the first factor are named together; the second is left beside the outer ones."""
 NEVER = 1e6
 """How many times the highest finite value a curve is drawn at where the model is without bound."""
 
@@ -333,39 +333,44 @@ def dispersion(fit: FitResult, ax: Axes | None = None) -> Axes:
     table, ax = fit.dispersion.dropna(), axes_or_new(ax)
     ax.set(xscale="log", yscale="log", xlabel="window (ms)", ylabel="index of dispersion")
     ax.set_title(f"Arrivals at the {fit.client} client: variance over mean of their number in a window")
-    level(ax, 1.0, "Poisson: 1", "Poisson")
+    ax.axhline(1.0, color=GREY, lw=0.9, ls=":", zorder=1, label="Poisson")
     if table.empty:
         say(ax, "no window is short enough for this run")
         return ax
-    ends, workers = [], [c for c in table.columns if c not in ("window_s", "pooled")]
+    left_s, right_s = float(table["window_s"].min() / EDGE), float(table["window_s"].max() * EDGE)
+    workers = [c for c in table.columns if c not in ("window_s", "pooled")]
+    ends = [(right_s, 1.0, "Poisson: 1", GREY)]
     for who in ["pooled", *(workers if len(workers) > 1 else [])]:
         colour, width = (BLUE, 1.8) if who == "pooled" else (ORANGE, 0.9)
         ax.plot(table["window_s"], table[who], "o-", ms=4.5, lw=width, color=colour, label=who)
-        name = "all" if who == "pooled" else f"worker {who}"
-        ends.append((table["window_s"].iloc[-1], table[who].iloc[-1], name, colour))
-    _name_windows(ax, table["window_s"])
-    log_ticks(ax.xaxis, table["window_s"].min(), table["window_s"].max())
+        ends.append((right_s, table[who].iloc[-1], "all" if who == "pooled" else f"worker {who}", colour))
+    ax.set_xlim(left_s, right_s)
+    log_ticks(ax.xaxis, left_s, right_s)
     indices = table.drop(columns="window_s").to_numpy()
-    log_ticks(ax.yaxis, min(1.0, indices.min()), indices.max(), plain)
-    name_ends(ax, ends if len(ends) > 1 else [])
+    low, high = min(0.45, 0.8 * indices[indices > 0].min(initial=1.0)), max(2.2, 1.25 * indices.max())
+    ax.set_ylim(low, high)
+    log_ticks(ax.yaxis, low, high, plain)
+    _name_windows(ax, table["window_s"], np.sqrt(low * high) > table["pooled"])
+    name_ends(ax, ends)
     return ax
 
 
-def _name_windows(ax: Axes, windows_s: pd.Series) -> None:
-    """What each window is, upright on a line; those that are as good as one share it."""
-    at_s: list[float] = []
+def _name_windows(ax: Axes, windows_s: pd.Series, above: pd.Series) -> None:
+    """What each window is, upright at the top or the bottom; those that are as good as one are named together."""
+    at: list[tuple[float, bool]] = []
     names: list[str] = []
-    for name, window_s in windows_s.sort_values().items():
-        if at_s and window_s < NEAR * at_s[-1]:
+    for name, window_s, high in zip(windows_s.index, windows_s, above, strict=True):
+        if at and window_s < NEAR * at[-1][0]:
             names[-1] += f", {name}"
         else:
-            at_s.append(float(window_s))
+            at.append((float(window_s), bool(high)))
             names.append(str(name))
-    halo = {"fc": "white", "ec": "none", "pad": 0.6}
-    for x, name in zip(at_s, names, strict=True):
+    for (x, high), name in zip(at, names, strict=True):
         ax.axvline(x, color=GREY, lw=0.6, ls=":", zorder=1)
-        ax.annotate(name, (x, 0.12), xycoords=ax.get_xaxis_transform(), rotation=90, ha="center", va="bottom",
-                    color=GREY, fontsize=8.5, bbox=halo)  # fmt: skip
+        y, va = (0.97, "top") if high else (0.03, "bottom")
+        halo = {"fc": "white", "ec": "none", "pad": 0.6}
+        ax.annotate(name, (x, y), xycoords=ax.get_xaxis_transform(), rotation=90, ha="center", va=va,
+                    color=GREY, fontsize=8.5, zorder=1.5, bbox=halo)  # fmt: skip
 
 
 @styled
@@ -409,10 +414,6 @@ def sample_path(arrivals_s: npt.ArrayLike, services_s: npt.ArrayLike, ax: Axes |
     ax.vlines(at_s, 0, waits_s, color=VERMILION, lw=1.6, label="waits")
     ax.plot(at_s, np.zeros(len(at_s)), "^", color=INK, ms=5, clip_on=False, zorder=5, label="arrivals")
     ax.set_ylim(0, 1.15 * max(float(left_s.max()), 1e-9))
-    longest = int(waits_s.argmax())
-    if waits_s[longest] > 0:
-        halo = {"fc": "white", "ec": "none", "pad": 0.6}
-        text, at = f"waits {show_time(float(waits_s[longest]))}", (at_s[longest], waits_s[longest] / 4)
-        ax.annotate(text, at, (6, 0), textcoords="offset points", va="center", color=VERMILION, bbox=halo)
-    key(ax, [("▲ a job arrives", INK), ("what it finds: its wait", VERMILION), ("jump: its service", BLUE)])
+    found = f"what it finds: its wait (at most {show_time(float(waits_s.max()))})"
+    key(ax, [("▲ a job arrives", INK), (found, VERMILION), ("jump: its service", BLUE)])
     return ax

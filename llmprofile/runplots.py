@@ -380,6 +380,8 @@ def _length_axes(ax: Axes, groups: pd.DataFrame) -> None:
         ax.set_xscale("log")
         ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         ax.xaxis.set_minor_locator(NullLocator())
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
     ax.xaxis.set_major_formatter(FuncFormatter(plain))
     if low_s > 0 and high_s > LOG_FROM * low_s:
         ax.set_yscale("log")

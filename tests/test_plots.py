@@ -1,25 +1,25 @@
-"""Plots show the result's own numbers, seconds under labels in milliseconds: read from the artists, not from pixels."""
+"""The flat list of the figures, and that none of them writes over itself: texts are read where they would be drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 from matplotlib.axes import Axes
+from matplotlib.text import Text
 
-from llmprofile import plots
-from llmprofile.errors import UsageError
-from llmprofile.latency import CLOCKS, LATENCIES, SUFFIX
-from llmprofile.records import Run
-
-N, FAILED, TOKENS = 250, 10, 4
-GAP_S = 0.002  # what the client's own clock adds
-MS = 1_000_000
+from llmprofile import plots, queueplots, runplots
+from llmprofile.batches import DXG1
+from llmprofile.fitting import FitResult, fit_batch, fit_mg1
+from llmprofile.queueing import MG1, MM1
+from test_fitting import batch_load, mg1_load, simulated_run
+from test_runplots import bias_table, make_run, of_lengths
 
 
 @pytest.fixture(autouse=True)
@@ -29,221 +29,98 @@ def no_windows() -> Iterator[None]:
     plt.close("all")
 
 
-def make_run(client: str = "conventional", n: int = N, stamped: bool = True) -> Run:
-    """A run by hand: tokens every 10 ms after a lognormal TTFT; the last `FAILED` requests came to nothing."""
-    rng = np.random.default_rng(1)
-    ok = np.arange(n) < n - FAILED
-    due_ns = 10**12 + np.arange(n) * 5 * MS
-    sent_ns = due_ns + MS
-    first_ns = sent_ns + (rng.lognormal(np.log(0.05), 0.4, n) * 1e9).astype(np.int64)
-    last_ns = first_ns + (TOKENS - 1) * 10 * MS
-    stamps = {"due_ns": due_ns, "sent_ns": sent_ns, "begun_ns": sent_ns}
-    columns: dict[str, Any] = {"request_id": np.arange(n), "outcome": np.where(ok, "ok", "timeout"), **stamps}
-    columns["lateness_s"], columns["connect_s"] = (sent_ns - due_ns) / 1e9, np.nan
-    requests, events = pd.DataFrame(columns), []
-    for clock, gap_s in zip(CLOCKS, (0.0, GAP_S, GAP_S), strict=True):
-        there = ok & (stamped or clock != "wire") & (client == "conventional" or clock != "handled")
-        for name, token_ns in (("first", first_ns), ("last", last_ns)):
-            requests[f"{name}_{clock}_ns"] = pd.array(token_ns + int(gap_s * 1e9), "Int64")
-            requests.loc[~there, f"{name}_{clock}_ns"] = pd.NA
-        ttft_s, e2e_s = ((t - sent_ns) / 1e9 + gap_s for t in (first_ns, last_ns))
-        for name in LATENCIES:
-            value_s = {"ttft": ttft_s, "e2e": e2e_s, "ntpot": e2e_s / TOKENS}.get(name, np.full(n, np.nan))
-            requests[f"{name}{SUFFIX[clock]}"] = np.where(there, value_s, np.nan)
-        at_ns = (first_ns[:, None] + np.arange(TOKENS) * 10 * MS + int(gap_s * 1e9))[ok].ravel()
-        events.append(pd.Series(pd.array(at_ns, "Int64"), name=f"{clock}_ns"))
-        if not there.any():
-            events[-1][:] = pd.NA
-    frame = pd.concat([*events, pd.Series(np.repeat(np.arange(n)[ok], TOKENS), name="request_id")], axis=1)
-    return Run(None, {"asked": {"client": client}}, requests, {"events": frame.assign(tokens=1)})
+@pytest.fixture(scope="module")
+def fits() -> dict[str, FitResult]:
+    rng = np.random.default_rng(4)
+    poisson = simulated_run([mg1_load(0.7, 8000, rng, 1e-4), mg1_load(0.7, 8000, rng, 1e-4)])
+    bursts = simulated_run([batch_load(0.01, 40, 300, rng, wakeup_s=1e-4)])
+    return {"poisson": fit_mg1(poisson), "bursts": fit_mg1(bursts), "batches": fit_batch(bursts)}
 
 
-def lines(ax: Axes) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    return {str(line.get_label()): line.get_data() for line in ax.lines}  # type: ignore[misc]
+def test_every_figure_is_listed() -> None:
+    drawn_here = {
+        name
+        for module in (runplots, queueplots)
+        for name, found in inspect.getmembers(module, inspect.isfunction)
+        if found.__module__ == module.__name__ and not name.startswith("_")
+    }
+    assert sorted(drawn_here | {"blank_axes", "save"}) == plots.__all__
+    for name in drawn_here:
+        assert inspect.signature(getattr(plots, name)).parameters["ax"].default is None
 
 
-def texts(ax: Axes) -> str:
-    return "\n".join(text.get_text() for text in ax.texts)
+RHO = np.array([0.5, 0.7, 0.8, 0.9, 0.95])
+RATES = np.linspace(50, 4200, 60)
+POINTS = pd.DataFrame({"rate_per_s": [200.0, 900.0], "mean_s": [0.0003, 0.008], "lo_s": 1e-4, "hi_s": [4e-4, 0.02]})
+FACTORS = {"5 ms, from begun": 1 + 0.1 / (1 - RHO), "5 ms, from due": 1 + 0.101 / (1 - RHO), "50 ms": 1 + 0.01 / RHO}
+TABLES = {
+    rate: bias_table(0.05, 0.0001, sending_s=1e-5, waiting_s=2e-5 * rate, handling_s=1e-5)
+    for rate in (50, 100, 200, 400)
+}
 
 
-def ok_values(run: Run, column: str) -> np.ndarray:
-    return np.sort(run.requests.loc[run.requests["outcome"] == "ok", column].to_numpy(float))
+MANY_LENGTHS = np.arange(1, 400)
 
 
-@pytest.mark.parametrize(("client", "own"), [("conventional", "handled"), ("stamped", "seen")])
-def test_clocks_draws_both_distributions_of_the_ok_requests(client: str, own: str) -> None:
-    run = make_run(client)
-    drawn = lines(plots.clocks(run, "ttft_s", plots.blank_axes()))
-    assert list(drawn) == [own, "wire"]
-    for clock, (x_s, share) in drawn.items():
-        assert x_s[1:] == pytest.approx(ok_values(run, f"ttft{SUFFIX[clock]}"))
-        assert share[1:] == pytest.approx(np.arange(1, N - FAILED + 1) / (N - FAILED))
+def path(n: int, ax: Axes) -> Axes:
+    rng = np.random.default_rng(n)
+    return plots.sample_path(np.cumsum(rng.exponential(1e-3, n)), rng.exponential(8e-4, n), ax)
 
 
-def test_clocks_shades_and_names_the_gap_between_the_means() -> None:
-    run = make_run()
-    ax = plots.clocks(run, "ttft_s", plots.blank_axes())
-    wire_s = ok_values(run, "ttft_s")
-    edges = np.concatenate([p.vertices for p in ax.collections[0].get_paths()])[:, 0]
-    assert (edges.min(), edges.max()) == pytest.approx((wire_s.min(), wire_s.max() + GAP_S))
-    assert f"off by +2.00 ms (+{GAP_S / wire_s.mean():.1%}) in the mean" in texts(ax)
+FIGURES: dict[str, Callable[[dict[str, FitResult], Axes], Axes]] = {
+    "wait of a fit": lambda fits, ax: plots.wait_distribution(fits["poisson"], ax),
+    "wait of a bad fit": lambda fits, ax: plots.wait_distribution(fits["bursts"], ax),
+    "wait of batches": lambda fits, ax: plots.wait_distribution(fits["batches"], ax),
+    "wait of M/M/1": lambda fits, ax: plots.wait_distribution(MM1(800, 0.001), ax),
+    "wait of M/G/1": lambda fits, ax: plots.wait_distribution(MG1(300, scipy.stats.gamma(2, scale=5e-4)), ax),
+    "wait of D^X/G/1": lambda fits, ax: plots.wait_distribution(DXG1(0.01, 50, 1e-4), ax),
+    "wait without bound": lambda fits, ax: plots.wait_distribution(MM1(1800, 0.001), ax),
+    "qq": lambda fits, ax: plots.qq(fits["poisson"], ax),
+    "qq of a bad fit": lambda fits, ax: plots.qq(fits["bursts"], ax),
+    "dispersion": lambda fits, ax: plots.dispersion(fits["poisson"], ax),
+    "dispersion of bursts": lambda fits, ax: plots.dispersion(fits["bursts"], ax),
+    "wait against rate": lambda fits, ax: plots.wait_against_rate({"M/M/1": MM1(1, 0.001)}, RATES, POINTS, ax),
+    "split": lambda fits, ax: plots.wait_against_rate(
+        {f"k = {k}": lambda rate, k=k: MM1(rate, 0.001).split(k) for k in (1, 2, 4)}, RATES, ax=ax
+    ),
+    "inflation": lambda fits, ax: plots.inflation(RHO, FACTORS, ax, against="utilisation", run_s=60),
+    "inflation of one": lambda fits, ax: plots.inflation([100, 200, 400, 800], [1.0, 1.1, 3, np.inf], ax),
+    "decomposition": lambda fits, ax: plots.decomposition(TABLES, ax),
+    "path": lambda fits, ax: path(25, ax),
+    "NTPOT by length": lambda fits, ax: plots.ntpot_by_length(of_lengths(MANY_LENGTHS, 0.05, 0.01), ax),
+    "NTPOT of one length": lambda fits, ax: plots.ntpot_by_length(make_run(), ax),
+    "NTPOT and TPOT": lambda fits, ax: plots.ntpot_against_tpot(of_lengths(MANY_LENGTHS, 0.05, 0.01), 0.05, 0.01, ax),
+}
 
 
-def test_clocks_compares_requests_that_have_both_clocks() -> None:
-    run = make_run()
-    run.requests.loc[:99, "ttft_s"] = np.nan
-    ax = plots.clocks(run, "ttft_s", plots.blank_axes())
-    assert {len(x_s) for x_s, _ in lines(ax).values()} == {N - FAILED - 100 + 1}
-    assert "+2.00 ms" in texts(ax)
-
-
-def test_clocks_takes_inter_token_latency() -> None:
-    ax = plots.clocks(make_run(), "itl", plots.blank_axes())
-    x_s, _ = lines(ax)["wire"]
-    assert len(x_s) - 1 == (N - FAILED) * (TOKENS - 1)
-    assert x_s == pytest.approx(0.01)
-    assert "tokens of the 240 ok of 250 requests" in ax.get_ylabel()
-
-
-@pytest.mark.parametrize("metric", ["ttft_s", "ntpot_s", "lateness_s"])
-def test_latency_marks_the_percentiles(metric: str) -> None:
-    run = make_run("stamped")
-    ax = plots.latency(run, metric, ax=plots.blank_axes())
-    values_s = ok_values(run, metric)
-    for name, q in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        (x_s,), (share,) = lines(ax)[name]
-        assert (x_s, share) == pytest.approx((np.quantile(values_s, q), q))
-
-
-def test_latency_leaves_out_a_percentile_that_the_sample_cannot_support() -> None:
-    assert list(lines(plots.latency(make_run(n=99 + FAILED), ax=plots.blank_axes()))) == ["handled", "p50", "p90"]
-    assert "p99" in lines(plots.latency(make_run(n=100 + FAILED), ax=plots.blank_axes()))
-
-
-@pytest.mark.parametrize(
-    ("client", "stamped", "clock"),
-    [("conventional", True, "handled"), ("stamped", True, "wire"), ("stamped", False, "seen")],
-)
-def test_ntpot_is_read_on_the_runs_own_clock(client: str, stamped: bool, clock: str) -> None:
-    run = make_run(client, stamped=stamped)
-    ax = plots.ntpot(run, plots.blank_axes())
-    assert lines(ax)[clock][0][1:] == pytest.approx(ok_values(run, f"ntpot{SUFFIX[clock]}"))
-    assert f"NTPOT on the {clock} clock" in ax.get_title(loc="left")
-
-
-def test_timeline_marks_every_token_of_the_first_requests() -> None:
-    run = make_run("stamped")
-    drawn = lines(plots.timeline(run, 12, plots.blank_axes()))
-    first = run.requests.head(12)
-    origin_ns = first["due_ns"].min()
-    assert drawn["due"][0] == pytest.approx(np.arange(12) * 0.005)
-    assert drawn["sent"][0] == pytest.approx(np.arange(12) * 0.005 + 0.001)
-    assert drawn["first token"][0] == pytest.approx((first["first_wire_ns"] - origin_ns).to_numpy(float) / 1e9)
-    tokens_s, rows = drawn["token"]
-    assert np.bincount(rows).tolist() == [TOKENS] * 12
-    wire_ns = run.events.loc[run.events["request_id"] < 12, "wire_ns"]
-    assert tokens_s == pytest.approx((wire_ns - origin_ns).to_numpy(float) / 1e9)
-
-
-def test_timeline_names_what_became_of_a_request_that_failed() -> None:
-    run = make_run(n=12)
-    ax = plots.timeline(run, 12, plots.blank_axes())
-    assert [(t.get_text().strip(), t.xy[1]) for t in ax.texts] == [("timeout", row) for row in range(2, 12)]  # type: ignore[attr-defined]
-    first_s, rows = lines(ax)["first token"]
-    assert rows[~np.isnan(first_s)].tolist() == [0, 1]
-
-
-def error_table(**errors_s: list[float]) -> pd.DataFrame:
-    rates = [100.0, 50.0]
-    frames = [
-        pd.DataFrame({"rate_per_s": rates, "client": c, "error_mean_s": e, "error_p99_s": np.multiply(e, 4)})
-        for c, e in errors_s.items()
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_lies_on_another_and_all_are_on_the_figure(name: str, fits: dict[str, FitResult]) -> None:
+    ax = FIGURES[name](fits, plots.blank_axes())
+    figure: Any = ax.get_figure(root=True)
+    figure.draw_without_rendering()
+    boxes = [(text.get_text(), text.get_window_extent()) for text in shown(ax)]
+    assert [text for text, box in boxes if not figure.bbox.padded(1).contains(*box.min)] == []
+    assert [text for text, box in boxes if not figure.bbox.padded(1).contains(*box.max)] == []
+    overlapping = [
+        (text, other)
+        for k, (text, box) in enumerate(boxes)
+        for other, beside in boxes[:k]
+        if box.padded(-1).overlaps(beside.padded(-1))
     ]
-    return pd.concat(frames, ignore_index=True).assign(true_mean_s=0.05)
+    assert overlapping == []
+    for axis in (ax.xaxis, ax.yaxis):
+        assert axis.label.get_text()
 
 
-def test_error_against_rate_draws_mean_and_p99_of_each_client() -> None:
-    table = error_table(conventional=[0.02, 0.001], stamped=[2e-5, 1e-5])
-    ax = plots.error_against_rate(table, plots.blank_axes())
-    drawn = lines(ax)
-    assert drawn["conventional mean"][0].tolist() == [50.0, 100.0]
-    assert drawn["conventional mean"][1].tolist() == [0.001, 0.02]
-    assert drawn["stamped p99"][1] == pytest.approx([4e-5, 8e-5])
-    assert ax.get_yscale() == "log"
-    assert ax.get_xticks().tolist() == [50.0, 100.0]
-    assert "the true TTFT: 50.0 ms" in texts(ax)
+def shown(ax: Axes) -> list[Text]:
+    """The texts that can be seen: labels of ticks beyond the limits are not drawn."""
+    found = [child for child in ax.get_children() if isinstance(child, Text)] + [ax.xaxis.label, ax.yaxis.label]
+    for axis, place in ((ax.xaxis, 0), (ax.yaxis, 1)):
+        low, high = sorted(axis.get_view_interval())
+        found += [t for t in axis.get_ticklabels(which="both") if low <= t.get_position()[place] <= high]
+    return [text for text in found if text.get_text()]
 
 
-def test_error_against_rate_shows_an_error_below_zero() -> None:
-    ax = plots.error_against_rate(error_table(other=[0.02, -1e-4]), plots.blank_axes())
-    assert ax.get_yscale() == "symlog"
-    assert lines(ax)["other mean"][1].tolist() == [-1e-4, 0.02]
-
-
-def test_error_against_rate_keeps_names_apart_where_curves_meet() -> None:
-    for ends_s in (0.02, 0.0201), (0.02, 0.023), (1e-5, 1.2e-5):
-        errors_s = {name: [end_s, 0.5] for name, end_s in zip(("conventional", "stamped"), ends_s, strict=True)}
-        ax = plots.error_against_rate(error_table(**errors_s), plots.blank_axes())
-        figure = ax.get_figure(root=True)
-        figure.draw_without_rendering()
-        names = [t for t in ax.texts if t.get_text().endswith(("mean", "p99"))]
-        heights_pt = sorted(t.get_window_extent().y0 * 72 / figure.dpi for t in names)
-        assert len(names) == 4
-        assert min(np.diff(heights_pt)) > 8
-
-
-@pytest.mark.parametrize(
-    "draw",
-    [plots.clocks, plots.latency, plots.ntpot, plots.timeline],
-    ids=lambda draw: draw.__name__,
-)
-def test_every_plot_takes_axes_or_makes_its_own_and_leaves_the_settings_alone(draw: Any) -> None:
-    settings, given = dict(mpl.rcParams), plots.blank_axes()
-    assert draw(make_run(), ax=given) is given
-    assert not plt.get_fignums()
-    own = draw(make_run())
-    assert plt.gcf() is own.get_figure()
-    assert own.get_figure().get_figwidth() == 7.0
-    assert dict(mpl.rcParams) == settings
-
-
-def test_seconds_are_shown_as_milliseconds() -> None:
-    for metric in ("ttft_s", "ntpot_s"):  # a logarithmic axis and a linear one
-        ax = plots.latency(make_run(), metric, ax=plots.blank_axes())
-        assert ax.get_xlabel().endswith("(ms)")
-        assert [ax.xaxis.get_major_formatter()(t) for t in (0.05, 0.0005)] == ["50", "0.5"]
-
-
-def test_a_wide_latency_gets_a_logarithmic_axis() -> None:
-    run = make_run()
-    assert plots.latency(run, "ntpot_s", ax=plots.blank_axes()).get_xscale() == "linear"
-    run.requests["ntpot_handled_s"] **= 5
-    assert plots.latency(run, "ntpot_s", ax=plots.blank_axes()).get_xscale() == "log"
-
-
-@pytest.mark.parametrize(
-    ("draw", "sentence"),
-    [
-        (lambda run: plots.clocks(run, "lateness_s"), "metric must be one of ttft_s, .*; not lateness_s"),
-        (lambda run: plots.latency(run, "speed"), "metric must be one of .*; not speed"),
-        (lambda run: plots.latency(run, clock="wall"), "clock must be one of wire, seen, handled; not wall"),
-        (lambda run: plots.latency(run, "tpot_s"), "no ok request of this run has TPOT on the seen clock"),
-        (lambda run: plots.clocks(run), "no ok request of this run has TTFT on the wire and the seen clock"),
-        (lambda run: plots.timeline(run, 0), "n must be a whole number of at least 1; not 0"),
-        (lambda run: plots.error_against_rate(pd.DataFrame()), "the table holds no run"),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused_in_a_sentence(draw: Any, sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence):
-        draw(make_run("stamped", stamped=False))
-    assert not plt.get_fignums()
-
-
-def test_every_label_of_the_error_axis_is_in_milliseconds() -> None:
-    for errors_s in ([0.004, 0.003], [0.02, 1e-5]):  # within a decade, over several
-        ax = plots.error_against_rate(error_table(conventional=errors_s), plots.blank_axes())
-        ax.get_figure(root=True).draw_without_rendering()
-        low_s, high_s = ax.get_ylim()
-        shown = [(t.get_position()[1], t.get_text()) for t in ax.get_yticklabels(which="both") if t.get_text()]
-        assert any(low_s <= at_s <= high_s for at_s, _ in shown)
-        assert [float(text) for _, text in shown] == pytest.approx([at_s * 1e3 for at_s, _ in shown])
+def test_a_figure_is_saved_as_vectors(tmp_path: Any) -> None:
+    plots.save(path(9, plots.blank_axes()), tmp_path / "path.svg")
+    assert (tmp_path / "path.svg").read_text(encoding="utf-8").startswith("<?xml")
