@@ -29,6 +29,7 @@ LAYERS = (
     ("fitting",),
     ("loopfit", "sweep"),
     ("bias",),
+    ("estimate",),
     ("trust",),
     ("supervise",),
     ("launch",),
