@@ -261,7 +261,7 @@ class MXG1(_BatchQueue):
     (Pollaczek–Khinchine), I the work before it in its batch (Burke, "Delays in single-server queues with batch
     input", Operations Research 23, 1975). For exponential and gamma services the transform of their sum is inverted.
     Services that are multiples of one length have an exact distribution too. Others are moved to a grid of a
-    fiftieth of their standard deviation, for the distribution alone: it is good to some 1e-5, but a step of the
+    fiftieth of their standard deviation, for the distribution alone: it is good to 1e-4, mostly 1e-5, but a step of the
     cdf, as of few measured values, is drawn out over a cell. Within 3e-4 of ρ = 1 it is exponential (heavy traffic).
 
     Examples

@@ -120,6 +120,14 @@ def test_geometric_batches_of_exponential_services_have_a_closed_law(p: float, r
     assert model.wait_cdf(at_s) == pytest.approx(1 - above, abs=1e-6)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 12, stats.geom(0.2)])
+@pytest.mark.parametrize("rho", [0.05, 0.5, 0.9])
+def test_a_grid_and_an_inverted_transform_agree(rho: float, batch: Any) -> None:
+    inverted, on_grid = (at_load(MXG1, rho, batch, s) for s in (stats.expon(), stats.weibull_min(1.0)))  # one law
+    at_s = np.concatenate([[0.0, 1e-3], np.linspace(0.01, 1, 80) * 30 / (1 - rho)])
+    assert on_grid.wait_cdf(at_s) == pytest.approx(inverted.wait_cdf(at_s), abs=6e-5)
+
+
 def dm1(rho: float) -> float:
     """σ of D/M/1 with E[S] = 1: P(W > t) = σ e^{−(1 − σ) t}."""
     return float(brentq(lambda y: math.log(y) + (1 - y) / rho, 1e-300, 1 - (1 - rho) / 2))
