@@ -26,6 +26,7 @@ RUNS = HERE / "runs"
 RATES = (100, 200, 300, 400)
 TOKENS = 50
 TTFT_S, ITL_S, CV = 0.05, 0.01, 0.5
+RUN_S = 4.0
 
 
 @contextmanager
@@ -51,12 +52,16 @@ def measure(server: lp.ReferenceServer, client: str, rate_per_s: float, seconds:
 
 
 def record_runs(folder: Path, seconds: float, rates: tuple[int, ...] = RATES) -> None:
-    """Both clients at each rate, before unsynchronised streams ("poisson") and before decode steps ("steps")."""
+    """Both clients at each rate, before unsynchronised streams ("poisson") and before decode steps ("steps"); lengths."""
     cases = [(client, rate) for rate in rates for client in ("conventional", "stamped")]
     for engine in ("poisson", "steps"):
         with serving(step=engine == "steps") as server:
             for client, rate in tqdm(cases, desc=f"runs, {engine}"):
                 measure(server, client, rate, seconds, out=folder / f"{client}-{engine}-{rate}")
+    with serving() as server:  # requests of 1 to 200 tokens; of these no event is needed
+        run = measure(server, "stamped", rates[0], 2.5 * seconds, output_tokens=lp.Uniform(1, 200), out=folder / "lengths")
+    for name in ("events", "cycles"):
+        (run.folder / f"{name}.parquet").unlink()
 
 
 def recorded(folder: Path, client: str, engine: str) -> dict[int, lp.Run]:
@@ -161,21 +166,14 @@ def processes(seconds: float, rate_per_s: float = 300, ks: tuple[int, ...] = (1,
     return pd.DataFrame(rows)
 
 
-def lengths(seconds: float, rate_per_s: float = 100) -> pd.DataFrame:
-    """Requests of 1 to 200 output tokens, stamped client: their output tokens, TTFT, TPOT, NTPOT and E2E."""
-    with serving() as server:
-        run = measure(server, "stamped", rate_per_s, seconds, output_tokens=lp.Uniform(1, 200))
-    return run.requests[["output_tokens", "ttft_s", "tpot_s", "ntpot_s", "e2e_s"]]
-
-
-TABLES = {inflation: 16.0, overload: 32.0, queueing_server: 10.0, processes: 8.0, lengths: 10.0}
+TABLES = {inflation: 16.0, overload: 32.0, queueing_server: 10.0, processes: 8.0}
 """How long a run of each table is, s."""
 
 
 def main() -> None:
     """Record everything."""
     shutil.rmtree(RUNS, ignore_errors=True)
-    record_runs(RUNS, 4.0)
+    record_runs(RUNS, RUN_S)
     for table, seconds in TABLES.items():
         table(seconds).to_csv(HERE / f"{table.__name__}.csv", index=False)
     facts = lp.load(next(RUNS.iterdir())).meta

@@ -9,7 +9,7 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "batches": ("DXG1", "MXG1"),
+    "batches": ("DXG1", "MXG1", "thinned"),
     "bias": ("separate_bias",),
     "collect": ("load",),
     "errors": ("LlmprofileError", "LlmprofileWarning", "UsageError"),

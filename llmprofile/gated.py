@@ -214,6 +214,7 @@ def simulate_loop(
     send: Any = 0.0,
     rng: np.random.Generator | int = 0,
     streams: npt.ArrayLike | None = None,
+    pauses_s: npt.ArrayLike = (),
 ) -> LoopTimes:
     """Run given arrivals through an event loop of two stages, as an ordinary asyncio client has.
 
@@ -235,6 +236,8 @@ def simulate_loop(
     streams : (n,) int, optional
         The socket of each event: those that wait on one socket take one read and are handled one by one. Without it
         each event has a socket of its own.
+    pauses_s : (k, 2) float, optional
+        When the loop was off its processor, in order, and for how long: vacations, between two turns.
 
     Raises
     ------
@@ -256,8 +259,10 @@ def simulate_loop(
     sizes = {"poll": most_turns, "read": len(arrivals), "handle": len(arrivals), "wakeup": most_turns, "send": len(due)}
     draws = np.random.default_rng(rng)
     drawn = {name: law.sample(sizes[name], draws) for name, law in costs.items()}
+    pauses = np.asarray(pauses_s, float).reshape(-1, 2)
+    _in_order("the starts of pauses_s", pauses[:, 0])
     turns = _Turns(arrivals, due, before, drawn, two_stages)
-    turns.run()
+    turns.run([*pauses.tolist(), [math.inf, 0.0]])
     return turns.times()
 
 
@@ -294,20 +299,24 @@ class _Turns:
         # after each turn, and before the first: how many events, sends and sockets were taken up
         self.events, self.taken, self.sockets = [0], [0], [0]
 
-    def run(self) -> None:
+    def run(self, pauses: list[list[float]]) -> None:
         arrivals, due, before = self.arrivals.tolist(), self.due.tolist(), self.before.tolist()
         read, handle, send = (self.sums[name].tolist() for name in ("read", "handle", "send"))
         poll, wakeup = self.drawn["poll"].tolist(), self.drawn["wakeup"].tolist()
         merged, back = bool((self.before >= 0).any()), self.two_stages
-        now, i, j, reads, i_before, j_before = -math.inf, 0, 0, 0, 0, 0
+        now, i, j, reads, i_before, j_before, paused = -math.inf, 0, 0, 0, 0, 0, 0
         n, m = len(arrivals), len(due)
         while True:
+            while pauses[paused][0] <= now:  # it began in the turn before
+                now, paused = now + pauses[paused][1], paused + 1
             i_next, j_next = bisect_right(arrivals, now, i), bisect_right(due, now, j)
             idle = i_next == i and j_next == j and not (back and (i > i_before or j > j_before))
             if idle:
                 if i == n and j == m:
                     break
                 now = min(arrivals[i] if i < n else math.inf, due[j] if j < m else math.inf) + wakeup[len(self.polled)]
+                while pauses[paused][0] <= now:  # it began while the loop slept
+                    now, paused = max(now, sum(pauses[paused])), paused + 1
                 i_next, j_next = bisect_right(arrivals, now, i), bisect_right(due, now, j)
             new_reads = sum(b < i for b in before[i:i_next]) if merged else i_next - i
             self.polled.append(now)

@@ -355,3 +355,20 @@ def test_arrivals_and_costs_that_make_no_sense_are_refused(changes: dict[str, An
     given_ = {"arrivals_s": [0.0, 1.0], "poll": 0.1, "read": 1.0, "handle": 1.0, "wakeup": 0.1} | changes
     with pytest.raises(UsageError, match=message):
         simulate_loop(**given_)
+
+
+def test_pauses_hold_up_what_they_catch_and_what_comes_behind() -> None:
+    costs = {"poll": 0.001, "read": 0.01, "handle": 0.02, "wakeup": 0.003}
+    # one pause in the turn that reads the event, one while the loop sleeps before the second event, one long over
+    arrivals_s, pauses_s = [0.0, 1.0, 2.0], [[0.005, 0.1], [0.999, 0.05], [1.5, 0.01]]
+    found = simulate_loop(arrivals_s, **costs, pauses_s=pauses_s)
+    plain = simulate_loop(arrivals_s, **costs)
+    more_s = found.time_s - plain.time_s
+    assert more_s[0] == pytest.approx(0.1)
+    assert more_s[1] == pytest.approx(0.999 + 0.05 - 1.003)
+    assert more_s[2] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_pauses_are_in_order() -> None:
+    with pytest.raises(UsageError, match="pauses_s"):
+        simulate_loop([0.0], 0.001, 0.01, 0.02, 0.003, pauses_s=[[1.0, 0.1], [0.5, 0.1]])
