@@ -194,6 +194,7 @@ def fit_batch(run: Run) -> FitResult:
 
     Events of one worker are of one batch when they are no further apart than a threshold, which is the emptiest octave
     between short and long gaps (`jobs.batch_threshold_s`). Batches are periodic when the c² of their gaps is below 0.5.
+    A server sends the events of a batch one after the other: predictions keep their mean spacing, the model has none.
 
     Parameters
     ----------
@@ -362,24 +363,22 @@ def _simulated(load: Arrivals, costs: Costs) -> Floats:
     sizes = rng.choice(load.sizes, max(100, int(SIMULATED_JOBS / load.sizes.mean())))
     gap_s = 1 / load.batch_rate_per_s
     gaps_s = np.full(len(sizes), gap_s) if load.periodic else rng.exponential(gap_s, len(sizes))
-    return _through(np.cumsum(gaps_s), sizes, costs, rng)
+    starts_s, place = np.cumsum(gaps_s), np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return _through(np.sort(np.repeat(starts_s, sizes) + place * load.spacing_s), costs, rng)
 
 
-def _through(at_s: Floats, sizes: Ints, costs: Costs, rng: np.random.Generator) -> Floats:
-    """Send batches through a loop that serves first come, first served, and wakes when it slept; the events' times."""
-    job = rng.integers(0, len(costs.service_s), int(sizes.sum()))
-    first = np.cumsum(sizes) - sizes
-    service_s = costs.service_s[job]
-    work_s = np.add.reduceat(service_s, first)
-    wakeup_s = rng.choice(costs.wakeup_s, len(sizes)) if len(costs.wakeup_s) else np.zeros(len(sizes))
-    starts_s, free_s = [], -math.inf
-    for arrived_s, work, wakeup in zip(at_s.tolist(), work_s.tolist(), wakeup_s.tolist(), strict=True):
-        start_s = free_s if free_s > arrived_s else arrived_s + wakeup
-        starts_s.append(start_s)
-        free_s = start_s + work
-    walk_s = np.cumsum(service_s)
-    time_s = np.repeat(np.array(starts_s) - at_s - (walk_s - service_s)[first], sizes) + walk_s
-    return time_s[len(time_s) // 10 :][~costs.is_send[job][len(time_s) // 10 :]]
+def _through(at_s: Floats, costs: Costs, rng: np.random.Generator) -> Floats:
+    """Send jobs through a loop that serves first come, first served, and wakes when it slept; the events' times."""
+    job = rng.integers(0, len(costs.service_s), len(at_s))
+    wakeup_s = rng.choice(costs.wakeup_s, len(at_s)) if len(costs.wakeup_s) else np.zeros(len(at_s))
+    done_s, free_s = [], -math.inf
+    for arrived_s, service_s, woken_s in zip(
+        at_s.tolist(), costs.service_s[job].tolist(), wakeup_s.tolist(), strict=True
+    ):
+        free_s = (free_s if free_s > arrived_s else arrived_s + woken_s) + service_s
+        done_s.append(free_s)
+    warm = len(at_s) // 10
+    return (np.array(done_s) - at_s)[warm:][~costs.is_send[job][warm:]]
 
 
 def _quantiles(values: Floats, q: Any) -> Any:
@@ -414,7 +413,7 @@ def _rivals(times: pd.DataFrame, load: Arrivals, batch_load: Arrivals, costs: Co
         means[name] = float(_simulated(batch_load, costs).mean())
     rng, n = np.random.default_rng(0), sum(len(jobs) for jobs in part.loops)
     traces = [np.sort(ns_to_s(jobs.arrival_ns - part.from_ns)) for jobs in part.loops]
-    parts = [_through(trace, np.ones(len(trace), np.int64), costs, rng) * (len(trace) / n) for trace in traces]
+    parts = [_through(trace, costs, rng) * (len(trace) / n) for trace in traces]
     means[TRACE_NAME] = float(sum(times_s.mean() for times_s in parts))
     measured_s = _cell(times, "mean", "measured_s")
     frame = pd.DataFrame({"mean_s": pd.Series(means)})
@@ -497,7 +496,8 @@ def _notes(part: Steady, threshold_s: float | None, batch_load: Arrivals) -> lis
         notes.append(f"{unplaced} events or sends lack a stamp and are left out.")
     if threshold_s is not None:
         notes.append(
-            f"Batches: events no more than {show_time(threshold_s)} apart; c² of the gaps {batch_load.gap_scv:.2g}."
+            f"Batches: events no more than {show_time(threshold_s)} apart, {show_time(batch_load.spacing_s)} on "
+            f"average; c² of the gaps {batch_load.gap_scv:.2g}."
             if threshold_s
             else "No batches stand out: there is one heap of gaps, and each job is its own batch."
         )

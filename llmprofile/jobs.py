@@ -282,11 +282,14 @@ class Arrivals:
         Of batches, one worker's after another's.
     gap_scv : float
         Squared coefficient of variation of the gaps between batches.
+    spacing_s : float
+        Mean gap between the events of a batch: a server sends them one after the other.
     """
 
     rate_per_s: float
     sizes: Ints
     gap_scv: float
+    spacing_s: float = 0.0
 
     @property
     def batch_rate_per_s(self) -> float:
@@ -311,7 +314,7 @@ class Arrivals:
         sizes = self.sizes * int(share) + rng.binomial(self.sizes, share % 1)
         kept = float((sizes > 0).mean())
         scv = kept * self.gap_scv + 1 - kept  # a gap is a geometric number of the gaps before
-        return Arrivals(rate_per_s, sizes[sizes > 0], scv)
+        return Arrivals(rate_per_s, sizes[sizes > 0], scv, self.spacing_s / min(1.0, share))
 
 
 @dataclass(frozen=True, eq=False)
@@ -393,7 +396,11 @@ class Steady:
         gaps_s = np.concatenate([ns_to_s(np.diff(starts_ns)) for starts_ns, _ in found])
         jobs = sum(len(jobs) for jobs in self.loops)
         scv = float(gaps_s.var() / gaps_s.mean() ** 2) if gaps_s.any() else math.nan
-        return Arrivals(jobs / self.span_s / len(self.loops), np.concatenate([sizes for _, sizes in found]), scv)
+        within_s = np.concatenate([event_gaps_s(loop) for loop in self.loops])
+        within_s = within_s[within_s <= threshold_s]
+        spacing_s = float(within_s.mean()) if len(within_s) else 0.0
+        sizes = np.concatenate([sizes for _, sizes in found])
+        return Arrivals(jobs / self.span_s / len(self.loops), sizes, scv, spacing_s)
 
     def costs(self) -> Costs:
         service_s, is_send, wakeup_s = (

@@ -242,8 +242,8 @@ def fit_loop(run: Run) -> LoopFit:
     are mean costs. The wake-up runs from the first arrival to the return of a poll that slept, less what a poll costs.
 
     Stalls are left out and counted, since they are the machine's at that time: turns of more than twice the expected
-    length and 0.3 ms (preemptions, mostly), wake-ups of more than ten times the median and 0.3 ms. So costs and predictions
-    are of a loop that is left alone.
+    length and 0.3 ms (preemptions, mostly), wake-ups of more than ten times the median and 0.3 ms. So costs are of a
+    loop that is left alone.
 
     Raises
     ------

@@ -5,9 +5,9 @@
 
 One client streams 50 tokens a request from the reference server (50 ms to the first token, 10 ms between tokens; CV 0.5
 and unsynchronised, or decode steps with --step). The server keeps to the first core, the client to the second. In each
-round the rates come in a random order; each model is fitted to the round's run at the middle rate (to the one below
-it, for the middle itself) and predicts the others' mean time in the client, from the wire to handled (or seen).
-Others who use the machine disturb single runs: read the medians and the spread over the rounds.
+round the rates come in a random order. Each model is fitted to each run, and predicts the mean time in the client (from
+the wire to handled, or seen) of the round's runs at the other rates; a rate's prediction is the median of those from the
+other rates' fits. Others who use the machine disturb single runs: read the medians and the spread over the rounds.
 """
 
 from __future__ import annotations
@@ -42,26 +42,21 @@ def measure(url: str, asked: argparse.Namespace, rate: float, seed: int, folder:
     )
 
 
-def judge(runs: dict[float, lp.Run], rates: list[float]) -> pd.DataFrame:
+def judge(runs: dict[float, lp.Run]) -> pd.DataFrame:
     """Of one round: a row a rate, with the measured mean and what each model says of it."""
-    middle = len(rates) // 2
+    fits = {rate: (lp.fit_mg1(run), lp.fit_batch(run), lp.fit_loop(run)) for rate, run in runs.items()}
     rows = []
-    for rate in rates:
-        fitted = runs[rates[middle] if rate != rates[middle] else rates[middle - 1]]
-        queue, batch, loop = lp.fit_mg1(fitted), lp.fit_batch(fitted), lp.fit_loop(fitted)
-        said = loop.predict(runs[rate])
-        own = lp.fit_mg1(runs[rate]).parameters.loc["pooled", "estimate"]
-        rows.append(
-            {
-                "rate": rate,
-                "rho": own["utilisation"],
-                "cost_s": own["mean_service_s"],
-                "measured": said.measured["mean_s"],
-                "M/G/1": queue.predict(runs[rate])["predicted_s"]["mean"],
-                "batches": batch.predict(runs[rate])["predicted_s"]["mean"],
-                "gated loop": said.predicted["mean_s"],
-            }
-        )
+    for rate, run in sorted(runs.items()):
+        others = [fits[other] for other in runs if other != rate]
+        own = fits[rate][0].parameters.loc["pooled"]["estimate"]
+        said = {
+            "M/G/1": [queue.predict(run).at["mean", "predicted_s"] for queue, _, _ in others],
+            "batches": [batch.predict(run).at["mean", "predicted_s"] for _, batch, _ in others],
+            "gated loop": [loop.predict(run).predicted["mean_s"] for _, _, loop in others],
+        }
+        row = {"rate": rate, "rho": own["utilisation"], "cost_s": own["mean_service_s"]}
+        row |= {"measured": fits[rate][0].times.at["mean", "measured_s"]}
+        rows.append(row | {name: float(np.median(values)) for name, values in said.items()})
     return pd.DataFrame(rows)
 
 
@@ -99,7 +94,7 @@ def main() -> None:
         for k in range(asked.rounds):
             order = rng.permutation(asked.rates).tolist()
             runs = {rate: measure(server.url, asked, rate, k, Path(folder) / f"{k}-{rate:g}") for rate in order}
-            rounds.append(judge(runs, sorted(asked.rates)))
+            rounds.append(judge(runs))
             print(rounds[-1].to_string(index=False), flush=True)
     print(table(pd.concat(rounds)))
 
