@@ -52,16 +52,20 @@ def measure(server: lp.ReferenceServer, client: str, rate_per_s: float, seconds:
 
 
 def record_runs(folder: Path, seconds: float, rates: tuple[int, ...] = RATES) -> None:
-    """Both clients at each rate, before unsynchronised streams ("poisson") and before decode steps ("steps"); lengths."""
+    """Both clients at each rate, before unsynchronised streams ("poisson") and decode steps ("steps"); one of lengths.
+
+    That one has requests of 1 to 200 tokens, and none of its events.
+    """
     cases = [(client, rate) for rate in rates for client in ("conventional", "stamped")]
     for engine in ("poisson", "steps"):
         with serving(step=engine == "steps") as server:
             for client, rate in tqdm(cases, desc=f"runs, {engine}"):
                 measure(server, client, rate, seconds, out=folder / f"{client}-{engine}-{rate}")
-    with serving() as server:  # requests of 1 to 200 tokens; of these no event is needed
-        run = measure(server, "stamped", rates[0], 2.5 * seconds, output_tokens=lp.Uniform(1, 200), out=folder / "lengths")
+    lengths = folder / "lengths"
+    with serving() as server:
+        measure(server, "stamped", rates[0], 2.5 * seconds, output_tokens=lp.Uniform(1, 200), out=lengths)
     for name in ("events", "cycles"):
-        (run.folder / f"{name}.parquet").unlink()
+        (lengths / f"{name}.parquet").unlink()
 
 
 def recorded(folder: Path, client: str, engine: str) -> dict[int, lp.Run]:

@@ -4,10 +4,10 @@
         [--rounds 5]
 
 One client streams 50 tokens a request from the reference server (50 ms to the first token, 10 ms between tokens; CV 0.5
-and unsynchronised, or decode steps with --step). The server keeps to the first core, the client to the second. In each
-round the rates come in a random order. Each model is fitted to each run, and predicts the mean time in the client (from
-the wire to handled, or seen) of the round's runs at the other rates; a rate's prediction is the median of those from the
-other rates' fits. Others who use the machine disturb single runs: read the medians and the spread over the rounds.
+and unsynchronised, or decode steps with --step). The server keeps to the first core, the client to the second. In
+each round the rates come in a random order. Each model is fitted to each run, and predicts the mean time in the client
+(from the wire to handled, or seen) of the round's runs at the other rates; a rate's prediction is the median of those
+from the other rates' fits. Others who use the machine disturb single runs: read medians and the spread over rounds.
 """
 
 from __future__ import annotations
