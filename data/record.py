@@ -42,12 +42,15 @@ def serving(**engine: Any) -> Iterator[lp.ReferenceServer]:
 
 
 def measure(server: lp.ReferenceServer, client: str, rate_per_s: float, seconds: float, **options: Any) -> lp.Run:
-    """One run of Poisson arrivals; `truth_s` among its requests is the TTFT by the server's own record."""
+    """One run of Poisson arrivals; among its requests TTFT and TPOT by the server's own record, `truth_…`."""
     defaults = {"output_tokens": TOKENS, "seed": 1, "out": Path(tempfile.mkdtemp()) / "run", "progress": False}
     n = max(20, round(rate_per_s * seconds))
     run = lp.run_load(server.url, lp.Poisson(rate_per_s), n, client=client, **defaults | options)
     truth = server.truth(forget=True).set_index("request_id")
-    run.requests["truth_s"] = run.requests["request_id"].map((truth["first_ns"] - truth["arrive_first_ns"]) / 1e9)
+    known = {"truth_s": truth["first_ns"] - truth["arrive_first_ns"]}
+    known["truth_tpot_s"] = (truth["last_ns"] - truth["first_ns"]) / (truth["tokens"] - 1)
+    for name, found_ns in known.items():
+        run.requests[name] = run.requests["request_id"].map(found_ns / 1e9)
     return run
 
 
@@ -58,7 +61,8 @@ def record_runs(folder: Path, seconds: float, rates: tuple[int, ...] = RATES) ->
     """
     cases = [(client, rate) for rate in rates for client in ("conventional", "stamped")]
     for engine in ("poisson", "steps"):
-        with serving(step=engine == "steps") as server:
+        # each running sequence has its token at each step: there is no jitter in those
+        with serving(**({"step": True, "cv": 0.0} if engine == "steps" else {})) as server:
             for client, rate in tqdm(cases, desc=f"runs, {engine}"):
                 measure(server, client, rate, seconds, out=folder / f"{client}-{engine}-{rate}")
     lengths = folder / "lengths"
@@ -74,11 +78,14 @@ def recorded(folder: Path, client: str, engine: str) -> dict[int, lp.Run]:
     return {int(path.name.rsplit("-", 1)[1]): lp.load(path) for path in paths}
 
 
-def cost_per_event_s(server: lp.ReferenceServer, work_s: float) -> float:
-    """What an event costs a conventional client, its share of a request's sending included."""
-    run = measure(server, "conventional", 0.4 / (TOKENS * (60e-6 + work_s)), 3.0, event_work_s=work_s)
-    pooled = lp.fit_mg1(run).parameters.loc["pooled"]["estimate"]
-    return pooled["utilisation"] / pooled["rate_per_s"]
+def cost_per_event_s(server: lp.ReferenceServer, work_s: float, rho: float, seconds: float) -> float:
+    """What an event costs a conventional client near a utilisation, its share of a request's sending included."""
+    cost_s = 50e-6 + work_s
+    for _ in range(2):  # an event costs less at a high rate than at a low one
+        run = measure(server, "conventional", min(rho, 0.8) / cost_s / TOKENS, seconds, event_work_s=work_s)
+        pooled = lp.fit_mg1(run).parameters.loc["pooled"]["estimate"]
+        cost_s = pooled["utilisation"] / pooled["rate_per_s"] * (TOKENS + 1) / TOKENS
+    return cost_s
 
 
 def reported_and_true(run: lp.Run, from_s: float, until_s: float) -> dict[str, float]:
@@ -92,7 +99,7 @@ def reported_and_true(run: lp.Run, from_s: float, until_s: float) -> dict[str, f
         "due_s": ((part["first_handled_ns"] - part["due_ns"]) / 1e9).mean(),
         "true_s": part["truth_s"].mean(),
         "tpot_s": part["tpot_handled_s"].mean(),
-        "true_tpot_s": part["tpot_s"].mean(),
+        "true_tpot_s": part["truth_tpot_s"].mean(),
     }
 
 
@@ -100,15 +107,15 @@ def inflation(
     seconds: float,
     rhos: tuple[float, ...] = (0.5, 0.7, 0.8, 0.9, 0.95),
     ttfts_s: tuple[float, ...] = (0.005, 0.05),
-    works_s: tuple[float, ...] = (0.0, 0.001),
+    works_s: tuple[float, ...] = (0.0, 0.0004),
 ) -> pd.DataFrame:
     """Reported over true TTFT of a conventional client against ρ, in the first half of each run and in the whole."""
     rows = []
     for ttft_s in ttfts_s:
         with serving(ttft_s=ttft_s) as server:
             for work_s in works_s:
-                cost_s = cost_per_event_s(server, work_s)
-                for rho in tqdm(rhos, desc=f"inflation, TTFT {ttft_s * 1e3:g} ms, {cost_s * 1e6:.0f} µs an event"):
+                for rho in tqdm(rhos, desc=f"inflation, TTFT {ttft_s * 1e3:g} ms, {work_s * 1e3:g} ms of work"):
+                    cost_s = cost_per_event_s(server, work_s, rho, seconds / 6)
                     run = measure(server, "conventional", rho / cost_s / TOKENS, seconds, event_work_s=work_s)
                     fitted = lp.fit_mg1(run).parameters.loc["pooled"]["estimate"]
                     about = {"base_ttft_s": ttft_s, "event_work_s": work_s, "rho_asked": rho, "run_s": seconds}
@@ -118,10 +125,10 @@ def inflation(
     return pd.DataFrame(rows)
 
 
-def overload(seconds: float, rho: float = 1.3, ttft_s: float = 0.05, work_s: float = 0.001) -> pd.DataFrame:
+def overload(seconds: float, rho: float = 1.3, ttft_s: float = 0.05, work_s: float = 0.0004) -> pd.DataFrame:
     """The same beyond ρ = 1, over runs of T, 2T and 4T: each is the start of one run of 4T."""
     with serving(ttft_s=ttft_s) as server:
-        cost_s = cost_per_event_s(server, work_s)
+        cost_s = cost_per_event_s(server, work_s, rho, seconds / 6)
         run = measure(server, "conventional", rho / cost_s / TOKENS, seconds, event_work_s=work_s)
     return pd.DataFrame(
         {"run_s": seconds / cut, "rho_asked": rho, "mean_service_s": cost_s} | reported_and_true(run, 0, seconds / cut)
@@ -151,26 +158,35 @@ def queueing_server(seconds: float, rates: tuple[int, ...] = (10, 20, 25, 30), m
     return pd.DataFrame(rows)
 
 
-def processes(seconds: float, rate_per_s: float = 300, ks: tuple[int, ...] = (1, 2)) -> pd.DataFrame:
-    """Bias of a conventional client's mean TTFT, and the time its events spend in it, with one process and with two."""
-    rows = []
-    with serving() as server:
-        for k in ks:
-            run = measure(server, "conventional", rate_per_s, seconds, processes=k)
-            ttft = lp.separate_bias(run).frame.loc["ttft_s"]
-            times = lp.fit_mg1(run).times.loc["mean"]
-            rows.append(
-                {
-                    "processes": k,
-                    "rate_per_s": rate_per_s,
-                    "bias_s": ttft["difference_s"],
-                    "time_s": times["measured_s"],
-                }
-            )
-    return pd.DataFrame(rows)
+def processes(seconds: float, rate_per_s: float = 28, work_s: float = 0.0005) -> pd.DataFrame:
+    """How many processes a fit at six tenths of a rate says are needed, and the time in the client with one and two.
+
+    Half a millisecond of work an event, so that the server's core has room for the second process. The budget lies
+    between what is predicted for one process and for two.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    with lp.ReferenceServer(ttft_s=TTFT_S, itl_s=ITL_S, cv=CV, cpus=cores[:1]) as server:
+        fit = lp.fit_mg1(measure(server, "conventional", 0.6 * rate_per_s, seconds, event_work_s=work_s))
+        runs = {
+            k: measure(server, "conventional", rate_per_s, seconds, processes=k, event_work_s=work_s) for k in (1, 2)
+        }
+    predicted_s = {k: fit.mean_time_s(rate_per_s * (TOKENS + 1) / k) for k in runs}
+    budget_s = (predicted_s[1] * predicted_s[2]) ** 0.5
+    about = {"rate_per_s": rate_per_s, "budget_s": budget_s}
+    about["needed"] = lp.processes_needed(fit, rate_per_s, TOKENS, budget_s).needed
+    return pd.DataFrame(
+        {
+            **about,
+            "processes": k,
+            "predicted_s": predicted_s[k],
+            "time_s": lp.fit_mg1(run).times.loc["mean", "measured_s"],
+            "bias_s": lp.separate_bias(run).frame.loc["ttft_s", "difference_s"],
+        }
+        for k, run in runs.items()
+    )
 
 
-TABLES = {inflation: 16.0, overload: 32.0, queueing_server: 10.0, processes: 8.0}
+TABLES = {inflation: 18.0, overload: 32.0, queueing_server: 10.0, processes: 20.0}
 """How long a run of each table is, s."""
 
 

@@ -86,7 +86,7 @@ def check_reproduce(found: dict[str, Any]) -> None:
     length = {name: np.array(column) for name, column in found["lengths"].items()}
     n = length["output_tokens"]
     assert length["ntpot_s"] == pytest.approx((length["ttft_s"] + (n - 1) * length["tpot_s"]) / n)
-    assert len(found["factors"]) == 20 if not found["live"] else 2
+    assert len(found["factors"]) == (4 if found["live"] else 20)
     if not found["live"]:  # a fraction of a second says nothing of these
         assert found["stationary"] >= 12
         assert min(found["factors"]) > 1
@@ -122,7 +122,9 @@ def check_bursts(found: dict[str, Any]) -> None:
     # M/G/1 of an exponential service of 10 ms at ρ = 0.5 waits for one service; a sample of 20,000 gives its moments
     for row in found["waits"].values():
         assert row["M/G/1_s"] == pytest.approx(0.01, rel=0.06)
-        assert row["trace_s"] > 2 * row["M/G/1_s"]
+    # the trace whose gaps are nearly Poisson's waits a little longer than M/G/1 has it, the bunched one beyond any formula
+    assert 1 < found["waits"]["conv"]["trace_s"] / found["waits"]["conv"]["M/G/1_s"] < 2
+    assert found["waits"]["code"]["trace_s"] > 1.5 * found["waits"]["code"]["G/G/1_s"] > 50 * 0.01
     for share in found["shares"].values():
         assert sum(share) == pytest.approx(1.0)
     assert all(value > 0 for column in found["judged"].values() for value in column)
@@ -140,7 +142,11 @@ CHECKS: dict[str, tuple[str, int, Callable[[dict[str, Any]], None]]] = {
 }
 # These read recorded runs beside their own folder, and measure live when they are told to.
 RECORDED = ("02_reproduce_the_paper.ipynb", "03_where_mg1_fails.ipynb")
-TOY = {"LIVE = False": "LIVE = True", "SHARE = 1.0": "SHARE = 0.1"}
+TOY = {
+    "LIVE = False": "LIVE = True",
+    "SHARE = 1.0": "SHARE = 0.1",
+    "RHOS = (0.5, 0.7, 0.8, 0.9, 0.95)": "RHOS = (0.9,)",
+}
 
 
 def test_every_notebook_has_a_check_and_every_check_a_notebook() -> None:
@@ -162,8 +168,8 @@ def execute(path: Path, folder: Path, changes: Mapping[str, str] = MappingProxyT
     question, figures, check = CHECKS[path.name]
     notebook = nbformat.read(path, as_version=4)
     for old, new in changes.items():
-        [cell] = [cell for cell in notebook.cells if cell.cell_type == "code" and old in cell.source]
-        cell.source = cell.source.replace(old, new)
+        for cell in notebook.cells:
+            cell.source = cell.source.replace(old, new) if cell.cell_type == "code" else cell.source
     notebook.cells.append(nbformat.v4.new_code_cell(f"import json; print(json.dumps({question}))"))
     client = NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(folder)}})
     client.execute()  # raises what a cell raises

@@ -4,10 +4,11 @@
         [--rounds 5]
 
 One client streams 50 tokens a request from the reference server (50 ms to the first token, 10 ms between tokens; CV 0.5
-and unsynchronised, or decode steps with --step). The server keeps to the first core, the client to the second. In
-each round the rates come in a random order. Each model is fitted to each run, and predicts the mean time in the client
-(from the wire to handled, or seen) of the round's runs at the other rates; a rate's prediction is the median of those
-from the other rates' fits. Others who use the machine disturb single runs: read medians and the spread over rounds.
+and unsynchronised, or with --step a token for each running request at each decode step). The server keeps to the first
+core, the client to the second. In each round the rates come in a random order. Each model is fitted to each run, and
+predicts the mean time in the client (from the wire to handled, or seen) of the round's runs at the rates next to its
+own; a rate's prediction is the mean of those from its neighbours' fits: what an event costs differs between low rates
+and high ones. Others who use the machine disturb single runs: read medians and the spread over rounds.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ def measure(url: str, asked: argparse.Namespace, rate: float, seed: int, folder:
 def judge(runs: dict[float, lp.Run]) -> pd.DataFrame:
     """Of one round: a row a rate, with the measured mean and what each model says of it."""
     fits = {rate: (lp.fit_mg1(run), lp.fit_batch(run), lp.fit_loop(run)) for rate, run in runs.items()}
-    rows = []
-    for rate, run in sorted(runs.items()):
-        others = [fits[other] for other in runs if other != rate]
+    rows, rates = [], sorted(runs)
+    for place, rate in enumerate(rates):
+        run, others = runs[rate], [fits[rates[k]] for k in (place - 1, place + 1) if 0 <= k < len(rates)]
         own = fits[rate][0].parameters.loc["pooled"]["estimate"]
         said = {
             "M/G/1": [queue.predict(run).at["mean", "predicted_s"] for queue, _, _ in others],
@@ -56,7 +57,7 @@ def judge(runs: dict[float, lp.Run]) -> pd.DataFrame:
         }
         row = {"rate": rate, "rho": own["utilisation"], "cost_s": own["mean_service_s"]}
         row |= {"measured": fits[rate][0].times.at["mean", "measured_s"]}
-        rows.append(row | {name: float(np.median(values)) for name, values in said.items()})
+        rows.append(row | {name: float(np.mean(values)) for name, values in said.items()})
     return pd.DataFrame(rows)
 
 
@@ -87,7 +88,7 @@ def main() -> None:
     print(heading("models.py", load), flush=True)
     rng, rounds = np.random.default_rng(1), []
     with (
-        lp.ReferenceServer(step=asked.step, cv=0.5, cpus=cores[:1]) as server,
+        lp.ReferenceServer(step=asked.step, cv=0.0 if asked.step else 0.5, cpus=cores[:1]) as server,
         tempfile.TemporaryDirectory() as folder,
     ):
         os.sched_setaffinity(0, cores[1:2] or cores)  # the clients' processes inherit it
