@@ -126,7 +126,7 @@ def heading(script: str, load: str) -> str:
     command = shlex.join(["python", f"tests/benchmarks/{script}", *sys.argv[1:]])
     machine = f"{facts['processor']}, {facts['cores']} cores, {facts['system']}, load {facts['load_1min']:.1f}"
     versions = f"Python {platform.python_version()}, aiohttp {metadata.version('aiohttp')}"
-    return f"{command}\n{machine}, {versions}\n{load}; median (lowest to highest)\n"
+    return f"{command}\n{machine}, {versions}\n{load}\n"
 
 
 def main() -> None:
@@ -140,7 +140,7 @@ def main() -> None:
     asked.requests = round(asked.rate * asked.seconds)
     cores = sorted(os.sched_getaffinity(0))
     load = f"{asked.requests} requests of {asked.tokens} tokens at {asked.rate:g}/s, {asked.rounds} rounds"
-    print(heading("clients.py", load), flush=True)
+    print(heading("clients.py", f"{load}; median (lowest to highest)"), flush=True)
     figures: dict[str, list[Figures]] = {name: [] for name in RUNS}
     with lp.ReferenceServer(step=asked.step, cv=0.5, cpus=cores[:1]) as server:
         os.sched_setaffinity(0, cores[1:2] or cores)  # the clients' processes inherit it

@@ -15,8 +15,9 @@ import os
 import tempfile
 from pathlib import Path
 
-import llmprofile as lp
 from clients import heading
+
+import llmprofile as lp
 from llmprofile.units import show_rate, show_time
 
 
@@ -25,7 +26,7 @@ def line(url: str, client: str, rate: float, seconds: float) -> str:
     with tempfile.TemporaryDirectory() as folder:
         asked = {"output_tokens": 50, "client": client, "seed": 1, "out": Path(folder) / "run", "progress": False}
         run = lp.run_load(url, lp.Poisson(rate), round(rate * seconds), **asked)
-    measured, estimated = lp.separate_bias(run), lp.estimate_bias(run)
+        measured, estimated = lp.separate_bias(run), lp.estimate_bias(run)
     cells = [f"{client:14}{show_rate(50 * rate):>10}{measured.bounded_share:10.1%}"]
     for metric in ("ttft_s", "e2e_s"):
         true_s, said_s = (table.frame.at[metric, "difference_s"] for table in (measured, estimated))

@@ -85,7 +85,7 @@ def main() -> None:
     asked = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))
     load = f"{asked.client} client, {asked.seconds:g} s of {TOKENS} tokens a request, {asked.rounds} rounds"
-    print(heading("models.py", load), flush=True)
+    print(heading("models.py", f"{load}; median (lowest to highest)"), flush=True)
     rng, rounds = np.random.default_rng(1), []
     with (
         lp.ReferenceServer(step=asked.step, cv=0.0 if asked.step else 0.5, cpus=cores[:1]) as server,
