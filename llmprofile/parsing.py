@@ -156,6 +156,21 @@ def _count_cycles(counts: dict[str, Ints], cycles: Ints, stamps: _Stamps, batch:
         np.add.at(counts[name], turn[turn >= 0], 1)
 
 
+def parse_rows(rows: dict[str, list[Any]], offsets: Ints, worker: int) -> pa.Table:
+    """The request table of some captured rows without their worker's cycles: every bracket begins at the send.
+
+    Parameters
+    ----------
+    rows : dict of str to list
+        Columns, as `capture.read_requests` gives them.
+    offsets : (m, 2) int64
+        Samples of the wall clock's offset, at least one.
+    worker : int
+    """
+    cycles = np.zeros((0, 2), np.int64)
+    return _parse_batch(rows, _batch_stamps(rows, cycles, offsets), worker)[0]
+
+
 def _parse_batch(
     batch: dict[str, list[Any]], stamps: _Stamps, worker: int
 ) -> tuple[pa.Table, pa.Table, list[Answer | None]]:
