@@ -23,6 +23,7 @@ from llmprofile.capture import STATES, Board
 from llmprofile.clock import monotonic_ns
 from llmprofile.collect import merge, write_schedule
 from llmprofile.errors import LlmprofileError
+from llmprofile.live import in_notebook
 from llmprofile.machine import machine_counters
 from llmprofile.parsing import parse_worker
 from llmprofile.records import Run, write_json
@@ -67,6 +68,7 @@ class Load:
         self._loaded = threading.Event()
         self._run: Run | None = None
         self._failure: Exception | None = None
+        self._dashboard: Any = None
         # joblib's active backend is thread-local: read here, handed on
         backend, _ = joblib.parallel.get_active_backend()
         own = type(backend).__module__ == "joblib._parallel_backends"
@@ -80,6 +82,24 @@ class Load:
     def __repr__(self) -> str:
         p = self.progress
         return f"Load {self.folder}: {p.state}, {p.done} of {p.scheduled} done, {p.in_flight} in flight"
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """In a notebook the dashboard, the same each time; elsewhere a line."""
+        from llmprofile.widgets import watch  # here, since it brings ipywidgets
+
+        if self._dashboard is None and in_notebook():
+            self._dashboard = watch(self)
+        return {"text/plain": repr(self)} if self._dashboard is None else self._dashboard._repr_mimebundle_(**kwargs)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """`run.json` as it stands."""
+        return self._meta
+
+    @property
+    def result(self) -> Run | Exception | None:
+        """The run once it has ended, or why there is none; None while it goes on."""
+        return (self._failure or self._run) if self._over.is_set() else None
 
     @property
     def progress(self) -> Progress:
@@ -126,7 +146,7 @@ class Load:
         return self._run
 
     def _watch_bar(self) -> None:
-        disable = not self._show or not (_in_notebook() or sys.stderr.isatty())
+        disable = not self._show or not (in_notebook() or sys.stderr.isatty())
         total = (
             None if self._meta["asked"]["n"] is None and not self._meta["asked"]["rate_per_s"] else len(self._schedule)
         )
@@ -160,6 +180,7 @@ class Load:
     def _supervise(self) -> None:
         try:
             facts = self._load()
+            self._last = dataclasses.replace(self._progress(), state="collecting")
             self._loaded.set()
             self._run = self._collect(facts)
         except Exception as error:  # noqa: BLE001  raised again in wait(), in the caller's thread
@@ -214,7 +235,3 @@ class Load:
         run.meta["verdict"] = verdict(run).as_dict()
         write_json(self.folder, run.meta)
         return run
-
-
-def _in_notebook() -> bool:
-    return "ipykernel" in sys.modules
