@@ -80,7 +80,7 @@ def merge(folder: Path, facts: list[dict[str, Any]], ended: str) -> Run:
     workers = [f["worker"] for f in facts]
     answers = pa.concat_tables([REQUESTS.empty_table(), *(_part(folder, "answers", w) for w in workers)])
     missing = _unanswered(folder, meta, set(answers["request_id"].to_pylist()))
-    table = pa.concat_tables([answers, missing]).sort_by("request_id")
+    table = _with_stages(folder, pa.concat_tables([answers, missing]).sort_by("request_id"))
     for name, schema in (("events", EVENTS), ("cycles", CYCLES)):
         write_table(folder / f"{name}.parquet", (t for w in workers for t in _groups(folder, name, w)), schema)
     if meta["asked"]["keep_text"]:
@@ -107,6 +107,13 @@ def merge(folder: Path, facts: list[dict[str, Any]], ended: str) -> Run:
     write_json(folder, meta)
     shutil.rmtree(folder / "capture")
     return replace(run, meta=meta)
+
+
+def _with_stages(folder: Path, table: pa.Table) -> pa.Table:
+    """The request table with each request's stage, which its capture doesn't know and the schedule does."""
+    stages = pq.read_table(folder / "capture" / "schedule.parquet", columns=["stage"])["stage"]
+    column = REQUESTS.get_field_index("stage")
+    return table.set_column(column, REQUESTS.field(column), stages.take(table["request_id"]))
 
 
 def _part(folder: Path, what: str, worker: int) -> pa.Table:

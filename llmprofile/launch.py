@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
+import numpy.typing as npt
 
 from llmprofile.api import Target, body_template, parse_target
 from llmprofile.errors import UsageError, one_of, positive, whole
@@ -25,7 +26,7 @@ from llmprofile.records import FORMAT, Run
 from llmprofile.supervise import Load
 from llmprofile.units import s_to_ns
 from llmprofile.worker import CLIENTS, Job
-from llmprofile.workload import Arrivals, ClosedLoop, Lengths, Schedule, draw_schedule
+from llmprofile.workload import Arrivals, ClosedLoop, Lengths, Schedule, draw_schedule, lengths_asked
 
 MOST_WARM_CONNECTIONS = 256
 
@@ -36,8 +37,8 @@ def start_load(
     n: int | None = None,
     *,
     duration_s: float | None = None,
-    prompt_tokens: Lengths | int = 128,
-    output_tokens: Lengths | int = 64,
+    prompt_tokens: Lengths | int | None = None,
+    output_tokens: Lengths | int | None = None,
     processes: int = 1,
     client: str = "stamped",
     max_in_flight: int | None = None,
@@ -68,10 +69,12 @@ def start_load(
     ----------
     url : str
         With its path: …/v1/completions or …/v1/chat/completions.
-    arrivals : Constant, Poisson, Gamma or ClosedLoop
+    arrivals : Constant, Poisson, Gamma, Ramp, Stages, Trace or ClosedLoop
     n, duration_s : int or float
-        How many requests, or for how long they fall due; exactly one of the two.
-    prompt_tokens, output_tokens : int or a law of lengths
+        How many requests, or for how long they fall due; exactly one of the two. A ramp, stages and a trace have an
+        end of their own, which these may only cut: both may be left out.
+    prompt_tokens, output_tokens : int or a law of lengths, optional
+        128 and 64 by default; a trace brings its own.
     processes : int
         Worker processes; each has an event loop of its own.
     client : {"stamped", "conventional"}
@@ -118,7 +121,7 @@ def start_load(
     >>> load.wait().meta["outcomes"]
     {'ok': 10}
     """
-    asked = dict(locals())
+    asked = dict(locals()) | lengths_asked(arrivals, prompt_tokens, output_tokens)
     target = parse_target(url, headers, api_key_env, ca_file, verify)
     one_of("client", client, tuple(CLIENTS))
     for name in ("connect_timeout_s", "timeout_s"):
@@ -132,8 +135,8 @@ def start_load(
         arrivals,
         n=n,
         duration_s=duration_s,
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
+        prompt_tokens=asked["prompt_tokens"],
+        output_tokens=asked["output_tokens"],
         processes=processes,
         max_in_flight=max_in_flight,
         seed=asked["seed"],
@@ -232,21 +235,25 @@ def _jobs(
                 duration_ns=s_to_ns(duration_s) if closed and duration_s else None,
                 body=body,
                 salt=asked["salt"],
-                warm=_warm(asked, schedule, len(own)),
+                warm=_warm(asked, schedule, own),
             )
         )
     return jobs
 
 
-def _warm(asked: dict[str, Any], schedule: Schedule, own: int) -> int:
-    """Connections a worker opens before the start: its slots, or a second's worth of requests."""
+def _warm(asked: dict[str, Any], schedule: Schedule, own: npt.NDArray[np.int64]) -> int:
+    """Connections a worker opens before the start: its slots, or one for each request of its busiest second."""
     processes = asked["processes"]
     if asked["fresh"]:
         return 0
     if asked["warm_connections"] is not None:
         return -(-int(asked["warm_connections"]) // processes)
-    wanted = max(schedule.slots) if schedule.slots else int(asked["rate_per_s"] / processes) + 1
-    return min(own, wanted, MOST_WARM_CONNECTIONS)
+    wanted = max(schedule.slots) if schedule.slots else _most_within_s(1.0, schedule.due_s[own])
+    return min(len(own), wanted, MOST_WARM_CONNECTIONS)
+
+
+def _most_within_s(span_s: float, due_s: npt.NDArray[np.float64]) -> int:
+    return int((np.searchsorted(due_s, due_s + span_s) - np.arange(len(due_s))).max(initial=0))
 
 
 P = ParamSpec("P")

@@ -9,28 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from llmprofile.errors import UsageError, positive, whole
+from llmprofile.stages import MOST_REQUESTS, Ramp, Stages, due_within
+from llmprofile.traces import MOST_TOKENS, Trace
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 MOST_CLOSED_REQUESTS = 1_000_000
 """A closed loop with a duration has no length of its own; its schedule is drawn up to this many requests."""
-MOST_REQUESTS, MOST_TOKENS, LATEST_DUE_S = 20_000_000, 10_000_000, 3e9
-"""A schedule is held in memory, and its times in int64 nanoseconds: what is beyond is a slip of the pen."""
-
-
-class OpenLaw(Protocol):
-    """An arrival law: due times that do not depend on the answers."""
-
-    @property
-    def rate_per_s(self) -> float: ...
-
-    def due_s(self, n: int, rng: np.random.Generator) -> Floats: ...
+LATEST_DUE_S = 3e9
+"""Times are held in int64 nanoseconds: what is beyond is a slip of the pen."""
+DEFAULT_TOKENS = {"prompt_tokens": 128, "output_tokens": 64}
+"""Lengths where neither the caller nor a trace says any."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +106,7 @@ class ClosedLoop:
         whole("concurrency", self.concurrency)
 
 
-Arrivals = Constant | Poisson | Gamma | ClosedLoop
+Arrivals = Constant | Poisson | Gamma | Ramp | Stages | Trace | ClosedLoop
 
 
 def _tokens(name: str, tokens: int, least: int = 1) -> int:
@@ -270,18 +264,22 @@ def draw_schedule(
     *,
     n: int | None = None,
     duration_s: float | None = None,
-    prompt_tokens: Lengths | int = 128,
-    output_tokens: Lengths | int = 64,
+    prompt_tokens: Lengths | int | None = None,
+    output_tokens: Lengths | int | None = None,
     processes: int = 1,
     max_in_flight: int | None = None,
     seed: int = 0,
 ) -> Schedule:
     """Draw a run's requests: `n` of them, or as many as fall due within `duration_s`.
 
+    A ramp, stages and a trace have an end of their own: `n` and `duration_s` may only cut them, and both may be left
+    out. A trace has its own lengths; elsewhere these are 128 and 64 tokens when they are not given.
+
     Raises
     ------
     UsageError
-        Neither or both of `n` and `duration_s`; no law; a number that is out of range; fewer slots than processes.
+        Neither or both of `n` and `duration_s`; no law; a number that is out of range; fewer slots than processes;
+        lengths beside those of a trace.
 
     Examples
     --------
@@ -289,12 +287,15 @@ def draw_schedule(
     >>> bool((one.due_s == four.due_s).all()), sorted(set(four.worker.tolist()))
     (True, [0, 1, 2, 3])
     """
-    if (n is None) == (duration_s is None):
-        raise UsageError("give either a number of requests or a duration, not both and not neither")
     if not isinstance(arrivals, Arrivals):
-        raise UsageError(f"arrivals must be one of Constant, Poisson, Gamma, ClosedLoop; not {arrivals!r}")
+        allowed = "Constant, Poisson, Gamma, Ramp, Stages, Trace, ClosedLoop"
+        raise UsageError(f"arrivals must be one of {allowed}; not {arrivals!r}")
+    ends = isinstance(arrivals, Ramp | Stages | Trace)
+    if (n is None) == (duration_s is None) and not (ends and n is None):
+        raise UsageError("give either a number of requests or a duration, not both and not neither")
     whole("processes", processes)
     whole("seed", seed, 0)
+    lengths = lengths_asked(arrivals, prompt_tokens, output_tokens)
     draws = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(4)]
     due_s = _due_s(arrivals, n, duration_s, draws[0])
     if not (isinstance(arrivals, ClosedLoop) or due_s[-1] <= LATEST_DUE_S):
@@ -304,40 +305,65 @@ def draw_schedule(
     worker = np.searchsorted(share / share[-1], draws[3].random(len(due_s)), side="right")
     return Schedule(
         due_s=due_s,
-        prompt_tokens=as_lengths("prompt_tokens", prompt_tokens).draw(len(due_s), draws[1]),
-        output_tokens=as_lengths("output_tokens", output_tokens).draw(len(due_s), draws[2]),
+        prompt_tokens=_lengths_of(arrivals, "prompt_tokens", lengths["prompt_tokens"], len(due_s), draws[1]),
+        output_tokens=_lengths_of(arrivals, "output_tokens", lengths["output_tokens"], len(due_s), draws[2]),
         worker=worker,
-        stage=np.zeros(len(due_s), np.int64),
+        stage=arrivals.stage_of(due_s) if isinstance(arrivals, Stages) else np.zeros(len(due_s), np.int64),
         slots=slots,
     )
 
 
+def lengths_asked(
+    arrivals: Arrivals, prompt_tokens: Lengths | int | None, output_tokens: Lengths | int | None
+) -> dict[str, Lengths | int | None]:
+    """The lengths that are to be drawn: those given, or the defaults; None of a trace, which brings its own.
+
+    Raises
+    ------
+    UsageError
+        Lengths beside those of a trace.
+
+    Examples
+    --------
+    >>> lengths_asked(Poisson(10), None, 5)
+    {'prompt_tokens': 128, 'output_tokens': 5}
+    """
+    given = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    if not isinstance(arrivals, Trace):
+        return {name: DEFAULT_TOKENS[name] if lengths is None else lengths for name, lengths in given.items()}
+    for name, lengths in given.items():
+        if lengths is not None:
+            raise UsageError(f"a trace brings its own {name}; leave them out")
+    return given
+
+
+def _lengths_of(arrivals: Arrivals, name: str, lengths: Lengths | int | None, n: int, rng: np.random.Generator) -> Ints:
+    if lengths is not None:
+        return as_lengths(name, lengths).draw(n, rng)
+    own: Ints = getattr(arrivals, name)
+    return own[:n]
+
+
 def _due_s(arrivals: Arrivals, n: int | None, duration_s: float | None, rng: np.random.Generator) -> Floats:
-    if n is not None:
-        if whole("n", n) > MOST_REQUESTS:
-            raise UsageError(f"n must be at most {MOST_REQUESTS:,} requests; not {n}")
-        return np.full(n, np.nan) if isinstance(arrivals, ClosedLoop) else arrivals.due_s(n, rng)
-    assert duration_s is not None
-    positive("duration_s", duration_s)
+    if n is not None and whole("n", n) > MOST_REQUESTS:
+        raise UsageError(f"n must be at most {MOST_REQUESTS:,} requests; not {n}")
+    if duration_s is not None:
+        positive("duration_s", duration_s)
     if isinstance(arrivals, ClosedLoop):
-        return np.full(int(min(MOST_CLOSED_REQUESTS, arrivals.concurrency * (duration_s * 1000 + 1))), np.nan)
-    return _due_within(arrivals, duration_s, rng)
-
-
-def _due_within(law: OpenLaw, duration_s: float, rng: np.random.Generator) -> Floats:
-    # the same draw, twice as long, until it passes the end: a prefix of it does not depend on its length
-    n, state = int(min(law.rate_per_s * duration_s * 1.1, MOST_REQUESTS)) + 64, rng.bit_generator.state
-    while n <= MOST_REQUESTS:
-        rng.bit_generator.state = state
-        due_s = law.due_s(n, rng)
-        if due_s[-1] >= duration_s:
-            break
-        n *= 2
+        most = MOST_CLOSED_REQUESTS if duration_s is None else arrivals.concurrency * (duration_s * 1000 + 1)
+        return np.full(n or int(min(MOST_CLOSED_REQUESTS, most)), np.nan)
+    if isinstance(arrivals, Trace):
+        due_s = arrivals.due_s[:n]
+        due_s = due_s if duration_s is None else due_s[due_s < duration_s]
+    elif n is not None:
+        due_s = arrivals.due_s(n, rng)
     else:
-        raise UsageError(f"more than {MOST_REQUESTS:,} requests may fall due within {duration_s} s; ask for fewer")
-    due_s = due_s[due_s < duration_s]
+        own_s = arrivals.duration_s if isinstance(arrivals, Ramp | Stages) else math.inf
+        duration_s = own_s if duration_s is None else min(duration_s, own_s)
+        due_s = due_within(arrivals, duration_s, rng)
     if len(due_s) == 0:
-        raise UsageError(f"no request falls due within {duration_s} s at {law.rate_per_s} requests/s; ask for longer")
+        within = "" if duration_s is None else f" within {duration_s} s"
+        raise UsageError(f"no request falls due{within} at {arrivals.rate_per_s} requests/s; ask for longer")
     return due_s
 
 

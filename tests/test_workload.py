@@ -327,7 +327,7 @@ BAD_COUNTS: dict[str, Callable[[Any], Any]] = {
     "prompt": lambda bad: draw_schedule(Constant(1), n=1, prompt_tokens=bad),
     "output": lambda bad: draw_schedule(Constant(1), n=1, output_tokens=bad),
 }
-MAY_BE_NONE = {"normal high", "lognormal high", "in flight"}
+MAY_BE_NONE = {"normal high", "lognormal high", "in flight", "prompt", "output"}
 MAY_BE_LARGE = {"concurrency", "processes", "in flight"}
 
 
