@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
 from llmprofile.latency import CLOCKS, LABELS, column_of, token_gaps
+from llmprofile.markup import card
 from llmprofile.metrics import QUANTILES, block_draws, block_length_s
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS, elapsed_s, ns_to_s, s_to_ns, show_time
@@ -179,14 +179,8 @@ class BiasTable:
         return "\n".join([self._head(), self._cells().to_string(index=False), *self.notes])
 
     def _repr_html_(self) -> str:
-        cells = self._cells()
-        head = "".join(f"<th>{escape(c)}</th>" for c in cells.columns)
-        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in cells.to_numpy())
-        notes = "<br>".join(map(escape, self.notes))
-        return (
-            f"<div><b>{escape(self._head())}</b><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<small>{notes}</small></div>"
-        )
+        # a column a metric: narrower than what is printed
+        return card(self._head(), tables=[self._cells().set_index("metric").T], notes=self.notes)
 
     def _head(self) -> str:
         true = "a model's estimate of the truth" if self.estimated else "true (wire)"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from scipy.stats import t as student
 from llmprofile.batches import DXG1, MXG1
 from llmprofile.errors import UsageError, positive
 from llmprofile.jobs import VACATION_S, Arrivals, Costs, Jobs, Steady, dispersion, find_batches, mean_of
+from llmprofile.markup import card
 from llmprofile.metrics import BLOCKS_AT_LEAST
 from llmprofile.queueing import MG1
 from llmprofile.records import Run
@@ -84,10 +84,7 @@ class FitResult:
         return "\n".join([f"{self.law} fitted to a {self.client} client", self.verdict, *tables, *self.notes])
 
     def _repr_html_(self) -> str:
-        tables = "".join(frame.to_html() for frame in self._tables())  # which escapes its cells
-        notes = "<br>".join(map(escape, self.notes))
-        head = f"<b>{escape(self.law)}</b> fitted to a {escape(self.client)} client<br>{escape(self.verdict)}"
-        return f"<div>{head}{tables}<small>{notes}</small></div>"
+        return card(self.verdict, [f"{self.law} fitted to a {self.client} client"], self._tables(), self.notes)
 
     def _tables(self) -> list[pd.DataFrame]:
         """What is shown: parameters, times, rivals, dispersion, in units that read best."""

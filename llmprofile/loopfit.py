@@ -10,7 +10,6 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from scipy.optimize import brentq, nnls
 
 from llmprofile.errors import UsageError, one_of, positive
 from llmprofile.gated import GatedLoop, LoopTimes, Stretches, simulate_loop
+from llmprofile.markup import card
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS, NS_PER_S, elapsed_s, show_rate, show_time
 
@@ -87,7 +87,7 @@ class LoopPrediction:
         return f"{self._cells().to_string()}\n{self.sentence}"
 
     def _repr_html_(self) -> str:
-        return f"<div>{self._cells().to_html()}{escape(self.sentence)}</div>"
+        return card(self.sentence, tables=[self._cells()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -224,13 +224,16 @@ class LoopFit:
         return lines
 
     def __repr__(self) -> str:
-        head = f"Event loop of the {self.client} client: costs ± standard errors"
-        return "\n".join([head, self._cells().to_string(), *self._lines(), *([repr(self.check)] if self.check else [])])
+        check = [repr(self.check)] if self.check else []
+        return "\n".join([self._head(), self._cells().to_string(), *self._lines(), *check])
 
     def _repr_html_(self) -> str:
-        lines = "<br>".join(map(escape, self._lines()))
-        check = self.check._repr_html_() if self.check else ""
-        return f"<div>Event loop of the {self.client} client{self._cells().to_html()}{lines}{check}</div>"
+        if self.check is None:
+            return card(self._head(), tables=[self._cells()], notes=self._lines())
+        return card(self.check.sentence, [self._head()], [self._cells(), self.check._cells()], self._lines())
+
+    def _head(self) -> str:
+        return f"Event loop of the {self.client} client: costs ± standard errors"
 
 
 def fit_loop(run: Run) -> LoopFit:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 
 from llmprofile.errors import UsageError
 from llmprofile.latency import CLOCKS, LABELS, LATENCIES, SUFFIX
+from llmprofile.markup import card
 from llmprofile.units import show_rate, show_time
 
 FORMAT = 1
@@ -90,24 +90,14 @@ class Run:
         return str(self.meta["asked"]["client"])
 
     def __repr__(self) -> str:
-        cells, notes = summary_cells(self.meta["summary"])
-        table = pd.DataFrame(cells, columns=[self._corner(), *SUMMARY_HEAD]).to_string(index=False)
-        return "\n".join([verdict_text(self.meta["verdict"]), *_headlines(self.meta), table, *notes])
+        table, notes = summary_table(self.meta["summary"])
+        shown = table.reset_index().to_string(index=False)
+        return "\n".join([verdict_text(self.meta["verdict"]), *_headlines(self.meta), shown, *notes])
 
     def _repr_html_(self) -> str:
-        cells, notes = summary_cells(self.meta["summary"])
-        rows = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in cells)
-        head = "".join(f"<th>{escape(c)}</th>" for c in (self._corner(), *SUMMARY_HEAD))
-        lines = [f"<b>{escape(verdict_text(self.meta['verdict']))}</b>", *map(escape, _headlines(self.meta))]
-        return (
-            f"<div>{'<br>'.join(lines)}<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<small>{'<br>'.join(map(escape, notes))}</small></div>"
-        )
-
-    def _corner(self) -> str:
-        """What the table's first column is headed: the clock that its figures are read on."""
-        summary = self.meta["summary"]
-        return f"{summary[0]['clock']} clock" if summary else "metric"
+        table, notes = summary_table(self.meta["summary"])
+        verdict = self.meta["verdict"]
+        return card(verdict_text(verdict), _headlines(self.meta), [table], notes, verdict["word"] if verdict else "")
 
 
 def verdict_text(verdict: dict[str, Any] | None) -> str:
@@ -155,6 +145,13 @@ def summary_cells(summary: list[dict[str, Any]]) -> tuple[list[list[str]], list[
     labels = [_label(row) for row in shown]
     notes = [f"{_whose(metrics, labels)}{note}" for note, metrics in owners.items()]
     return cells, notes
+
+
+def summary_table(summary: list[dict[str, Any]]) -> tuple[pd.DataFrame, list[str]]:
+    """A stored summary as it is shown: a row a metric, under the name of the clock it is read on; and its notes."""
+    cells, notes = summary_cells(summary)
+    corner = f"{summary[0]['clock']} clock" if summary else "metric"
+    return pd.DataFrame(cells, columns=[corner, *SUMMARY_HEAD]).set_index(corner), notes
 
 
 def _with_interval(row: dict[str, Any], name: str) -> str:

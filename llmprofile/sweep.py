@@ -7,7 +7,6 @@ processes at an equal rate tell them apart; rates alone don't.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import pandas as pd
 from scipy.stats import f as fisher
 
 from llmprofile.errors import UsageError, positive
+from llmprofile.markup import card
 from llmprofile.units import show_rate, show_time
 
 Floats = npt.NDArray[np.float64]
@@ -62,8 +62,9 @@ class SweepFit:
         return "\n".join([*(frame.to_string() for frame in self._tables()), *self.sentences])
 
     def _repr_html_(self) -> str:
-        tables = "".join(frame.to_html() for frame in self._tables())
-        return f"<div>{tables}<small>{'<br>'.join(map(escape, self.sentences))}</small></div>"
+        service, scv = (str(cell) for cell in self._tables()[0]["estimate"][:2])
+        head = "Client and server are not told apart" if service == "–" else f"E[S] is {service}, c² {scv}"
+        return card(head, self.sentences, self._tables())
 
     def _tables(self) -> tuple[pd.DataFrame, pd.DataFrame]:
         rows = [_shown(str(name), *map(float, row)) for name, *row in self.parameters.itertuples()]

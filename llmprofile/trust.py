@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from llmprofile.errors import UsageError, one_of
 from llmprofile.estimate import processes_needed
 from llmprofile.fitting import fit_batch
 from llmprofile.latency import CLOCKS, LABELS
+from llmprofile.markup import card
 from llmprofile.metrics import run_clock
 from llmprofile.records import Run
 from llmprofile.units import show_rate, show_time
@@ -41,8 +41,10 @@ class Verdict:
     def __str__(self) -> str:
         return " ".join([f"{self.word}:", *self.sentences])
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
-        return f"<div><b>{self.word}</b> ({self.clock} clock): {escape(' '.join(self.sentences))}</div>"
+        return card(f"{self.word} ({self.clock} clock)", self.sentences, word=self.word)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain, for run.json."""

@@ -21,7 +21,7 @@ PACKAGE = Path(llmprofile.__file__).parent
 
 # The floors of the package, lowest first: a module imports from floors below its own.
 LAYERS = (
-    ("errors", "units"),
+    ("errors", "markup", "units"),
     ("answers", "api", "capture", "clock", "http1", "inversion", "latency", "laws", "lindley", "machine"),
     ("link", "queueing", "records", "sse", "workload"),
     ("batches", "conventional", "gated", "metrics", "parsing", "preflight", "stamped", "style"),
@@ -29,7 +29,7 @@ LAYERS = (
     ("fitting",),
     ("loopfit", "sweep"),
     ("bias",),
-    ("estimate",),
+    ("comparison", "estimate"),
     ("trust",),
     ("live",),
     ("widgets",),
