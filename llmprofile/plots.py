@@ -8,6 +8,7 @@ from __future__ import annotations
 from llmprofile.queueplots import dispersion, inflation, qq, sample_path, wait_against_rate, wait_distribution
 from llmprofile.runplots import (
     clocks,
+    compare,
     decomposition,
     error_against_rate,
     latency,
@@ -21,6 +22,7 @@ from llmprofile.style import blank_axes, save
 __all__ = [
     "blank_axes",
     "clocks",
+    "compare",
     "decomposition",
     "dispersion",
     "error_against_rate",

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from llmprofile.bias import BiasTable
+from llmprofile.comparison import Sample, sample
 from llmprofile.errors import UsageError, one_of, whole
 from llmprofile.latency import CLOCKLESS, CLOCKS, LABELS, column_of
 from llmprofile.metrics import QUANTILES, describe, inter_token_s, run_clock
@@ -23,6 +24,7 @@ from llmprofile.style import (
     LOG_FROM,
     ORANGE,
     PURPLE,
+    SERIES,
     VERMILION,
     axes_or_new,
     beside,
@@ -43,6 +45,7 @@ Floats = npt.NDArray[np.float64]
 CLOCK_COLOURS = {"wire": BLUE, "seen": VERMILION, "handled": VERMILION}
 CLIENT_COLOURS = {"stamped": BLUE, "conventional": VERMILION}
 PART_COLOURS = {"server": BLUE, "sending": ORANGE, "waiting": VERMILION, "handling": PURPLE}
+DASHES, THICK_PT, THINNER_PT = ("-", "--", ":"), 2.8, 2.2
 MOST_LENGTHS, LENGTH_GROUPS = 12, 8
 """Output lengths beyond so many are put into so many groups of equal size."""
 
@@ -136,6 +139,53 @@ def ntpot(run: Run, ax: Axes | None = None) -> Axes:
     'NTPOT (ms)'
     """
     return latency(run, "ntpot_s", ax=ax)
+
+
+@styled
+def compare(runs: Mapping[str, Run], metric: str = "ttft_s", clock: str | None = None, ax: Axes | None = None) -> Axes:
+    """One metric of several runs or tools: how it is distributed in each, and its mean with a 95 % interval.
+
+    The mean is a dot on its curve, its interval a bar through it. A run that is too short for an interval has none.
+
+    Parameters
+    ----------
+    runs : mapping of label to Run
+    metric : str
+        A metric of `llmprofile.summary`.
+    clock : {"wire", "seen", "handled"}, optional
+        Each run's own by default; where these differ, the labels say which it is.
+    ax : Axes, optional
+
+    Raises
+    ------
+    UsageError
+        No run, an unknown metric or clock, or a run without values of it.
+
+    Examples
+    --------
+    >>> ax = compare({"seed 1": run, "again": run}, "e2e_s", ax=lp.plots.blank_axes())
+    >>> [line.get_label() for line in ax.lines]
+    ['seed 1', 'mean of seed 1', 'again', 'mean of again']
+    """
+    if not isinstance(runs, Mapping) or not runs:
+        raise UsageError("runs must be a mapping of label to Run that holds at least one")
+    one_of("metric", metric, LABELS)
+    samples, one_clock = _samples(runs, metric, clock)
+    ax, entries = axes_or_new(ax), []
+    time_axis(ax, np.concatenate([values_s for (values_s, _, _), _ in samples.values()]))
+    for k, (name, (found, used)) in enumerate(samples.items()):
+        colour, dashes = SERIES[k % len(SERIES)], DASHES[k // len(SERIES) % len(DASHES)]
+        # later ones are thinner, so that all show where they agree
+        ax.ecdf(found[0], color=colour, ls=dashes, label=name, lw=THICK_PT - THINNER_PT * k / len(samples))
+        mean = _mean_on_curve(ax, found, name, colour)
+        # a dollar sign would start a formula
+        entries.append((f"{name}{'' if one_clock else f' ({used})'}: {mean}".replace("$", r"\$"), colour))
+    where = "" if metric in CLOCKLESS else f" on the {used} clock" if one_clock else ", each on its own clock"
+    unit = "tokens" if metric == "itl" else "ok requests"
+    ax.set(ylim=(0, 1.02), xlabel=f"{LABELS[metric]} (ms)", ylabel=f"share of the {unit}")
+    ax.set_title(f"{LABELS[metric]}{where}: distributions and means")
+    key(ax, entries)
+    return ax
 
 
 @styled
@@ -430,3 +480,29 @@ def _label(ax: Axes, run: Run, metric: str, title: str) -> Axes:
     ylabel = f"share of the tokens of {requests}" if metric == "itl" else f"share of {requests}"
     ax.set(ylim=(0, 1.02), xlabel=f"{LABELS[metric]} (ms)", ylabel=ylabel, title=f"{title}, {run.client} client")
     return ax
+
+
+def _samples(runs: Mapping[str, Run], metric: str, clock: str | None) -> tuple[dict[str, tuple[Sample, str]], bool]:
+    """Each run's sample and the clock it is on; and whether that is one for all, or matters to none."""
+    found = {}
+    for name, run in runs.items():
+        used = one_of("clock", clock or run_clock(run), CLOCKS)
+        found[name] = sample(run, metric, used), used
+        if not len(found[name][0][0]):
+            raise UsageError(f"no ok request of {name} has {LABELS[metric]} on the {used} clock")
+    return found, metric in CLOCKLESS or len({used for _, used in found.values()}) == 1
+
+
+def _mean_on_curve(ax: Axes, found: Sample, name: str, colour: str) -> str:
+    """Mark a mean and its interval on the curve of its sample; both in words."""
+    row, values_s = describe(*found), found[0]
+    mean_s, low_s, high_s = (row[key] for key in ("mean", "mean_lo", "mean_hi"))
+    share = float((values_s <= mean_s).mean())
+    ax.plot(mean_s, share, "o", color=colour, ms=5, label=f"mean of {name}")
+    if low_s is None:
+        return f"mean {show_time(mean_s)}"
+    ax.hlines(share, low_s, high_s, color=colour, lw=4, alpha=0.4)
+    (mean, low, high), units = zip(*(show_time(time_s).split() for time_s in (mean_s, low_s, high_s)), strict=True)
+    if len(set(units)) > 1:
+        return f"mean {mean} {units[0]} [{low} {units[1]}, {high} {units[2]}]"
+    return f"mean {mean} [{low}, {high}] {units[0]}"
