@@ -42,6 +42,11 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="show a run folder")
     show.add_argument("folder", type=Path, metavar="DIR")
     show.set_defaults(command=_show)
+    report = commands.add_parser("report", help="write a run, or two that are compared, as one HTML file")
+    report.add_argument("folder", type=Path, metavar="DIR")
+    report.add_argument("other", type=Path, nargs="?", metavar="DIR", help="a second run, to compare")
+    report.add_argument("--out", type=Path, metavar="FILE", help="DIR.html here by default; it must not exist")
+    report.set_defaults(command=_report)
     _add_serve(commands.add_parser("serve", help="start the reference server"))
     demo = commands.add_parser("demo", help="what an ordinary client reports, beside the truth")
     demo.add_argument("--out", type=Path, metavar="DIR", help="where the runs and the figure go")
@@ -139,6 +144,16 @@ def _show(args: argparse.Namespace) -> int:
     print(run)
     if run.meta["verdict"] is None:  # it was cut short before it was judged
         print(llmprofile.verdict(run))
+    return DONE
+
+
+def _report(args: argparse.Namespace) -> int:
+    from llmprofile.htmlreport import new_file, report
+
+    folders = [folder for folder in (args.folder, args.other) if folder is not None]
+    # before anything is loaded: that puts together what a run that was cut short left
+    out = new_file(args.out or "-".join(folder.resolve().name for folder in folders) + ".html")
+    print(f"report: {report([llmprofile.load(folder) for folder in folders], out)}")
     return DONE
 
 

@@ -181,3 +181,39 @@ def test_serve_serves_until_it_is_told_to_stop() -> None:
     child.send_signal(signal.SIGINT)
     child.communicate(timeout=20)
     assert child.returncode == 0
+
+
+def test_a_report_is_written_beside_the_runs_and_never_over_a_file(
+    server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, client in (("a", "stamped"), ("b", "conventional")):
+        assert main(["run", server.url, *SMALL, "--quiet", "--out", f"runs/{name}", "--client", client]) == 0
+    held = {path.name for path in Path("runs/a").iterdir()}
+    assert main(["report", "runs/a"]) == 0
+    assert capsys.readouterr().out == "report: a.html\n"
+    assert main(["report", "runs/a", "runs/b/"]) == 0
+    assert main(["report", "runs/b", "runs/a", "--out", "other.html"]) == 0
+    pages = {path.name: path.read_text(encoding="utf-8") for path in Path().glob("*.html")}
+    assert set(pages) == {"a.html", "a-b.html", "other.html"}
+    assert lp.load("runs/a").meta["run_id"] in pages["a.html"]
+    assert "a and b compared" in pages["a-b.html"] and "b and a compared" in pages["other.html"]
+    capsys.readouterr()
+    for words in (
+        ["runs/a"],
+        ["runs/a", "runs/b"],
+        ["runs/a", "--out", "other.html"],
+        ["runs/a", "--out", "no/x.html"],
+    ):
+        assert main(["report", *words]) == 2
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1
+    assert {path.name: path.read_text(encoding="utf-8") for path in Path().glob("*.html")} == pages
+    assert {path.name for path in Path("runs/a").iterdir()} == held
+
+
+def test_a_report_of_what_is_no_run_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty").mkdir()
+    for words in (["empty"], ["nowhere"], ["empty", "nowhere"]):
+        assert main(["report", *words]) == 2
+        assert "is not a run folder" in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["empty"]
