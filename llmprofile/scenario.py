@@ -322,8 +322,10 @@ def _stretch(arrivals_s: Floats, services_s: Floats, start_s: float, length_s: f
     found_s = np.concatenate([at_start_s, waits_s[inside]])
     left_s = np.concatenate([at_start_s, (waits_s + services_s)[inside]])
     gaps_s = np.diff(np.append(at_s, end_s))
-    times_s = np.column_stack([at_s, at_s, at_s + np.minimum(left_s, gaps_s)]).ravel()
-    work_s = np.column_stack([found_s, left_s, np.maximum(left_s - gaps_s, 0.0)]).ravel()
+    over_s = np.maximum(left_s - gaps_s, 0.0)  # when the next arrives
+    times_s = np.column_stack([at_s, at_s, at_s + left_s - over_s]).ravel()
+    work_s = np.column_stack([found_s, left_s, over_s]).ravel()
+    times_s, work_s = np.append(times_s, end_s), np.append(work_s, over_s[-1])
     starts_s, ends_s = arrivals_s + waits_s, arrivals_s + waits_s + services_s
     served = (ends_s > start_s) & (starts_s < end_s)
     return SamplePath(

@@ -136,7 +136,7 @@ def test_a_path_is_a_queue(scenario: Scenario) -> None:
     # one service at a time, in order, and none pauses while another could go on
     assert np.all(path.starts_s[1:] >= path.ends_s[:-1] - 1e-12)
     assert np.all(np.diff(path.times_s) >= -1e-12)
-    assert path.times_s[-1] <= path.length_s + 1e-12
+    assert path.times_s[-1] == pytest.approx(path.length_s)
     # what an arrival finds unfinished is what it waits
     served = {round(s, 9) for s in path.starts_s}
     for at_s in np.unique(path.arrivals_s):
