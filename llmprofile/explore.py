@@ -198,7 +198,7 @@ def ttft_svg(view: QueueView) -> str:
         _text(true + 8, 38, show_time(true_s)),
         _text(max(reported, true + 1) + 8, 64, f"{show_time(reported_s)}{span}"),
     ]
-    return _svg(78, f"Mean TTFT is reported {show_factor(view.inflation)} times", *bars, *texts)
+    return _svg(78, f"Mean TTFT, reported at {show_factor(view.inflation)} times the truth", *bars, *texts)
 
 
 def queue_html(view: QueueView) -> str:
