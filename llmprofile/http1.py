@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -97,7 +98,8 @@ class Response:
     status : int or None
         None when the head never completed.
     headers : dict
-        Of the final head: lower-case names, repeated ones joined by ``", "``. Trailers are not among them.
+        Of the final head, once it is complete: lower-case names, repeated ones joined by ``", "``. Trailers are not
+        among them.
     body : bytes
         Without chunk framing and content coding.
     body_ends : list of int
@@ -144,20 +146,22 @@ def parse(reads: Sequence[bytes], eof: bool) -> Response:
     state = _Parse()
     body_ends = []
     for index, read in enumerate(reads):
-        if state.error is None and not state.complete:
+        if state.complete:
+            state.go_on(read)
+        elif state.framing_error is None:
             state.feed(read, index)
         body_ends.append(len(state.body))
     state.finish(eof)
-    sound = state.error is None
+    error = state.framing_error or state.coding_error
     return Response(
         status=state.status,
-        headers={name: ", ".join(values) for name, values in state.headers.items()},
+        headers=state.whole_headers(),
         body=bytes(state.body),
         body_ends=body_ends,
         head_read=state.head_read,
-        complete=state.complete and sound,
-        keep_alive=state.keep_alive and sound,
-        error=state.error,
+        complete=state.complete and error is None,
+        keep_alive=state.keep_alive and error is None,
+        error=error,
     )
 
 
@@ -170,8 +174,9 @@ class _Parse:
         self.head_read: int | None = None
         self.complete = False
         self.keep_alive = False
-        self.error: str | None = None
-        self.body = self._raw = bytearray()  # two things only when a coding has to be undone
+        self.framing_error: str | None = None
+        self.coding_error: str | None = None
+        self.body = self._raw = bytearray()  # two things when there is a coding
         self._raw_end: int | None = None
         self._codings: list[_Coding] = []
         self._read = 0
@@ -185,21 +190,25 @@ class _Parse:
         except (HttpParserError, HttpParserUpgrade) as error:
             self.keep_alive = False
             if not self.complete:
-                self.error = _sentence(error)
+                self.framing_error = _sentence(error)
         if self.complete:
             del self._raw[self._raw_end :]  # what came after the end is no part of this response
-        if self._codings:
+        if self.body is not self._raw:
             self._decode()
+
+    def go_on(self, read: bytes) -> None:
+        """Take a read after the end of the response; line ends may follow it."""
+        if read.strip(b"\r\n"):
+            self.keep_alive = False
 
     def _decode(self) -> None:
         data = bytes(self._raw)
         self._raw.clear()
-        try:
+        if self.coding_error is None:
             for coding in self._codings:
                 data = coding.feed(data)
-        except zlib.error as error:
-            self.error = self.error or f"the body can't be decompressed: {error}"
-        else:
+                if coding.error is not None and self.coding_error is None:
+                    self.coding_error = f"the body can't be decompressed: {coding.error}"
             self.body += data
 
     def finish(self, eof: bool) -> None:
@@ -207,7 +216,11 @@ class _Parse:
         if eof and self.status is not None and not self._framed():
             self.complete = True
         if self.complete and any(coding.open for coding in self._codings):
-            self.error = self.error or "the compressed body ends too early"
+            self.coding_error = self.coding_error or "the compressed body ends too early"
+
+    def whole_headers(self) -> dict[str, str]:
+        # of a head that never completed, how many are known would depend on where the reads fell
+        return {} if self.status is None else {name: ", ".join(values) for name, values in self.headers.items()}
 
     def _framed(self) -> bool:
         last = ",".join(self.headers.get("transfer-encoding", [])).rpartition(",")[2]
@@ -229,8 +242,8 @@ class _Parse:
         if self.status is None and not 100 <= status < 200:
             self.status = status
             self.head_read = self._read
-            self._codings, self.error = _codings(",".join(self.headers.get("content-encoding", [])))
-            if self._codings:
+            self._codings, self.coding_error = _codings(",".join(self.headers.get("content-encoding", [])))
+            if self._codings or self.coding_error:
                 self.body = bytearray()
 
     def on_message_complete(self) -> None:
@@ -253,21 +266,37 @@ class _Coding:
         self._gzip = gzip
         self._inflate = zlib.decompressobj(31) if gzip else None
         self.open = False  # begun and not ended
+        self.error: str | None = None
 
     def feed(self, data: bytes) -> bytes:
+        """What these bytes hold, up to the first that is wrong; `error` says what is."""
         out = []
-        while data:
+        while data and self.error is None:
             if self._inflate is None:
                 # "deflate" should be zlib's format, whose first byte ends in 8; some servers send it bare
                 self._inflate = zlib.decompressobj(15 if data[0] & 15 == 8 else -15)
             elif self._inflate.eof and self._gzip:
                 self._inflate = zlib.decompressobj(31)  # gzip may have several members
             elif self._inflate.eof:
-                raise zlib.error("bytes after its end")
-            out.append(self._inflate.decompress(data))
+                self.error = "bytes after its end"
+                break
+            before = self._inflate.copy()
+            try:
+                out.append(self._inflate.decompress(data))
+            except zlib.error as error:
+                # zlib keeps what it had of this piece to itself; the body must not depend on where pieces end
+                out.append(_until_it_breaks(before, data))
+                self.error = str(error)
             data = self._inflate.unused_data
             self.open = not self._inflate.eof
         return b"".join(out)
+
+
+def _until_it_breaks(inflate: Any, data: bytes) -> bytes:
+    out = []
+    with contextlib.suppress(zlib.error):
+        out.extend(inflate.decompress(data[i : i + 1]) for i in range(len(data)))
+    return b"".join(out)
 
 
 def _codings(names: str) -> tuple[list[_Coding], str | None]:
