@@ -1,15 +1,20 @@
 """What differs between APIs when they answer: which events are tokens, how many there were, how a request ended.
 
-Completions and chat completions, as event streams and as one body.
+Completions and chat completions, by which most servers go, OpenAI's responses, Ollama's own lines and TGI's
+`/generate_stream`, as streams and as one body: the one place that maps a payload to tokens. A payload is known by its
+shape; nobody has to say which server it came from.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+from llmprofile.units import NS_PER_S
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,7 @@ TOKEN_KINDS = frozenset(("content", "reasoning", "tool"))
 
 
 class Event(NamedTuple):
-    """What the data of one server-sent event means.
+    """What one event of a stream means.
 
     Attributes
     ----------
@@ -41,7 +46,7 @@ class Event(NamedTuple):
     message : str or None
         What is wrong.
     timings : dict or None
-        The server's own timings, when they are a flat object of numbers.
+        The numbers among the server's own timings, as they are.
     """
 
     kind: str
@@ -73,6 +78,8 @@ def read_event(data: bytes) -> Event:
     --------
     >>> read_event(b'{"choices": [{"delta": {"content": "Hi"}, "finish_reason": null}]}')[:3]
     ('content', 'Hi', False)
+    >>> read_event(b'{"type": "response.output_text.delta", "delta": "Hi"}').kind
+    'content'
     >>> read_event(b"[DONE]").kind, read_event(b"{not json").kind
     ('done', 'bad')
     """
@@ -86,16 +93,46 @@ def read_event(data: bytes) -> Event:
         return Event("none")
     if _is_error(value):
         return Event("error", message=_error_text(value))
+    if "choices" in value:
+        return _read_openai(value)
+    if str(value.get("type")).startswith("response."):
+        return _read_responses(value)
+    if "done" in value:
+        return _read_ollama(value)
+    return _read_tgi(value) if "token" in value else _read_openai(value)
+
+
+def _read_whole(value: dict[str, Any]) -> Event:
+    """Say what an answer in one body means, as if it were one event."""
+    usage, timings = _read_usage(value.get("usage")), _read_timings(value.get("timings"))
+    if _is_error(value):
+        return Event("error", "", False, usage, _error_text(value), timings)
+    if value.get("object") == "response":
+        return Event("content", _output_text(value.get("output")), True, usage, None, timings)
+    if "done" in value:
+        return _read_ollama(value)
+    choices = value.get("choices")
+    if not isinstance(choices, list) or not choices:
+        return Event("bad", "", False, usage, "the body has no choices", timings)
+    # a message is written as one delta is
+    deltas = [{**c, "delta": c.get("message")} for c in choices if isinstance(c, dict)]
+    return Event(*_read_choices(deltas), usage, None, timings)
+
+
+def _is_error(value: dict[str, Any]) -> bool:
+    # some servers put "error": null on every event
+    return value.get("error") is not None or value.get("object") == "error" or value.get("type") == "error"
+
+
+# --- completions and chat completions ---
+
+
+def _read_openai(value: dict[str, Any]) -> Event:
     kind, text, finished = _read_choices(value.get("choices"))
     usage, timings = value.get("usage"), value.get("timings")
     if usage is None and timings is None:
         return Event(kind, text, finished)
     return Event(kind, text, finished, _read_usage(usage), None, _read_timings(timings))
-
-
-def _is_error(value: dict[str, Any]) -> bool:
-    # some servers put "error": null on every event
-    return value.get("error") is not None or value.get("object") == "error"
 
 
 def _read_choices(choices: Any) -> tuple[str, str, bool]:
@@ -155,15 +192,17 @@ def _text(delta: dict[str, Any], *names: str) -> str | None:
 
 
 def _read_usage(value: Any) -> Usage | None:
+    """As completions and chat completions word it, or as responses do."""
     if not isinstance(value, dict):
         return None
-    details = value.get("completion_tokens_details")
+    details = value.get("completion_tokens_details", value.get("output_tokens_details"))
     holder = details if isinstance(details, dict) else value
-    usage = Usage(
-        _count(value.get("completion_tokens")),
-        _count(value.get("prompt_tokens")),
-        _count(holder.get("reasoning_tokens")),
-    )
+    completion = value.get("completion_tokens", value.get("output_tokens"))
+    return _usage(completion, value.get("prompt_tokens", value.get("input_tokens")), holder.get("reasoning_tokens"))
+
+
+def _usage(completion: Any, prompt: Any, reasoning: Any = None) -> Usage | None:
+    usage = Usage(_count(completion), _count(prompt), _count(reasoning))
     return None if usage == _NOTHING else usage
 
 
@@ -175,9 +214,102 @@ def _count(value: Any) -> int | None:
 
 
 def _read_timings(value: Any) -> dict[str, float] | None:
-    if isinstance(value, dict) and value and all(type(number) in (int, float) for number in value.values()):
-        return value
-    return None
+    if not isinstance(value, dict):
+        return None
+    # llama.cpp writes null for what is per token where there was none
+    numbers = {k: v for k, v in value.items() if type(v) in (int, float) and abs(v) < _MOST}
+    return numbers or None
+
+
+_MOST = 1e18
+
+
+# --- OpenAI's responses ---
+
+
+def _read_responses(value: dict[str, Any]) -> Event:
+    """A typed event. What it calls a reasoning summary is shown to the reader as reasoning is, and counts as that."""
+    name, _, what = str(value["type"]).removeprefix("response.").rpartition(".")
+    delta, response = value.get("delta"), value.get("response")
+    if what == "delta" and isinstance(delta, str):
+        kind = _delta_kind(name)
+        return Event(kind, delta if kind in ("content", "reasoning") else "")
+    if name or not isinstance(response, dict):
+        return Event("none")
+    usage, timings = _read_usage(response.get("usage")), _read_timings(response.get("timings"))
+    if what == "failed":
+        why = _error_text(response) if response.get("error") else "the response failed"
+        return Event("error", "", True, usage, why, timings)
+    return Event("none", "", what in ("completed", "incomplete"), usage, None, timings)
+
+
+def _delta_kind(name: str) -> str:
+    if name in ("output_text", "refusal"):
+        return "content"
+    if name.startswith("reasoning"):
+        return "reasoning"
+    return "tool" if "_call_" in name or name == "custom_tool_call_input" else "none"
+
+
+def _output_text(items: Any) -> str:
+    messages = [i for i in items if isinstance(i, dict) and i.get("type") == "message"] if type(items) is list else []
+    return "".join(_text(message, "content") or "" for message in messages)
+
+
+# --- Ollama's /api/generate and /api/chat ---
+
+
+def _read_ollama(value: dict[str, Any]) -> Event:
+    """One line: its text is in `response` or `message`; the last one says `done`, and what Ollama counted and timed."""
+    message = value.get("message")
+    holder = message if isinstance(message, dict) else value
+    content, reasoning = _text(holder, "content", "response"), _text(holder, "thinking")
+    done, tools = value.get("done") is True, holder.get("tool_calls")
+    usage = _usage(value.get("eval_count"), value.get("prompt_eval_count"))
+    timings = _read_timings({k: v for k, v in value.items() if k.endswith("_duration")})
+    # Ollama keeps an incomplete character back: a line without text is no token
+    if content:
+        return Event("content", content, done, usage, None, timings)
+    if reasoning:
+        return Event("reasoning", reasoning, done, usage, None, timings)
+    return Event("tool" if isinstance(tools, list) and tools else "none", "", done, usage, None, timings)
+
+
+# --- TGI's /generate_stream ---
+
+
+def _read_tgi(value: dict[str, Any]) -> Event:
+    """One token; the last one has the whole text beside it, and details when they were asked for."""
+    token, details = value.get("token"), value.get("details")
+    if not isinstance(token, dict):
+        return Event("none")
+    text = "" if token.get("special") else _text(token, "text") or ""
+    said = details if isinstance(details, dict) else {}
+    usage = _usage(said.get("generated_tokens"), said.get("input_length"))
+    return Event("content", text, value.get("generated_text") is not None, usage)
+
+
+# --- what goes for all ---
+
+
+def server_times_s(timings: dict[str, float] | None) -> tuple[float, float]:
+    """From when a server began on the prompt to its first token, and from there to its last; NaN where it doesn't say.
+
+    By the words of dasllama (`ttft_ms`, `gen_ms`), llama.cpp (`prompt_ms`, `predicted_ms`) and Ollama (nanoseconds;
+    loading the model counts). All leave out what comes before: the way, reading the request, tokenizing it, and the
+    wait for one of the server's slots.
+
+    Examples
+    --------
+    >>> server_times_s({"prompt_ms": 20.0, "predicted_ms": 400.0, "predicted_n": 20})
+    (0.02, 0.4)
+    """
+    said = timings or {}
+    for first, last in (("ttft_ms", "gen_ms"), ("prompt_ms", "predicted_ms")):
+        if first in said or last in said:
+            return said.get(first, math.nan) / 1e3, said.get(last, math.nan) / 1e3
+    first_ns = said.get("load_duration", 0) + said.get("prompt_eval_duration", math.nan)
+    return first_ns / NS_PER_S, said.get("eval_duration", math.nan) / NS_PER_S
 
 
 def _error_text(value: dict[str, Any]) -> str:
@@ -203,6 +335,9 @@ def _whole_text(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+# --- a whole answer ---
 
 
 @dataclass(frozen=True)
@@ -403,16 +538,11 @@ def read_body(status: int, body: bytes, complete: bool) -> Answer:
         return Answer("stream_error", f"the body is not JSON: {error}")
     if not isinstance(value, dict):
         return Answer("stream_error", "the body is not a JSON object")
-    usage, timings = _read_usage(value.get("usage")), _read_timings(value.get("timings"))
-    if _is_error(value):
-        return Answer("stream_error", _error_text(value), usage=usage, timings=timings)
-    choices = value.get("choices")
-    if not isinstance(choices, list) or not choices:
-        return Answer("stream_error", "the body has no choices", usage=usage, timings=timings)
-    # a message is written as one delta is
-    deltas = [{**c, "delta": c.get("message")} for c in choices if isinstance(c, dict)]
-    kind, text, _ = _read_choices(deltas)
-    return Answer("ok", usage=usage, timings=timings, text=_whole_text(text) if kind == "content" else "")
+    said = _read_whole(value)
+    if said.message is not None:
+        return Answer("stream_error", said.message, usage=said.usage, timings=said.timings)
+    text = _whole_text(said.text) if said.kind == "content" else ""
+    return Answer("ok", usage=said.usage, timings=said.timings, text=text)
 
 
 def _body_error(status: int, body: bytes) -> str:
@@ -439,7 +569,7 @@ def read_answer(
     body : bytes
         Without chunk framing and content coding.
     events : iterable of (data, end), optional
-        The body's events when it is an event stream.
+        The body's events; None when it is no stream of them (`sse.event_parser` knows).
     complete : bool
         Whether the HTTP body ended as its framing says.
 
@@ -452,6 +582,6 @@ def read_answer(
     is_json = media == "application/json" or media.endswith("+json") or (not media and body[:1] == b"{")
     if is_json or not 200 <= status < 300:
         return read_body(status, body, complete)
-    if events is not None and media == "text/event-stream":
+    if events is not None:
         return read_stream(status, events, complete)
     return Answer("stream_error", f"the answer is {_short(media or 'of no type')}, neither an event stream nor JSON")

@@ -13,7 +13,7 @@ import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from llmprofile.errors import UsageError, one_of
 
@@ -32,6 +32,42 @@ _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 
 
+class _Shape(NamedTuple):
+    """How an API words a request.
+
+    Attributes
+    ----------
+    ending : str
+        Of the path by which it is known.
+    before, after : str
+        The JSON around the prompt's text.
+    limit : str
+        The field that says how many tokens are wanted.
+    holder : str
+        The object that `limit` stands in with other options; "" for the request itself.
+    models : str
+        The path of the list of models, from where `ending` begins.
+    """
+
+    ending: str
+    before: str
+    after: str
+    limit: str
+    holder: str = ""
+    models: str = "/models"
+
+
+_MESSAGE = '"messages": [{"role": "user", "content": "', '"}]'
+_SHAPES = {
+    "chat": _Shape("/chat/completions", *_MESSAGE, "max_tokens"),
+    "completions": _Shape("/completions", '"prompt": "', '"', "max_tokens"),
+    "responses": _Shape("/responses", '"input": "', '"', "max_output_tokens"),
+    "ollama": _Shape("/api/generate", '"prompt": "', '"', "num_predict", "options", "/v1/models"),
+    "ollama_chat": _Shape("/api/chat", *_MESSAGE, "num_predict", "options", "/v1/models"),
+    "tgi": _Shape("/generate_stream", '"inputs": "', '"', "max_new_tokens", "parameters", "/v1/models"),
+}
+
+
 @dataclass(frozen=True, repr=False)
 class Target:
     """Where requests go, and how.
@@ -48,7 +84,8 @@ class Target:
     path : str
         With the query.
     kind : str
-        ``"completions"`` or ``"chat"``.
+        ``"completions"``, ``"chat"``, ``"responses"``, ``"ollama"`` (/api/generate), ``"ollama_chat"`` (/api/chat)
+        or ``"tgi"`` (/generate_stream): how requests are worded.
     headers : tuple of (name, value)
         The caller's, and the one that bears the key. Their values are never shown.
     verify : bool
@@ -86,7 +123,8 @@ def parse_target(
     Parameters
     ----------
     url : str
-        Its path ends with ``/completions`` or ``/chat/completions``.
+        Its path ends with ``/completions``, ``/chat/completions``, ``/responses``, Ollama's ``/api/generate`` or
+        ``/api/chat``, or TGI's ``/generate_stream``.
     headers : mapping or iterable
         Pairs, or lines like ``"Name: value"``.
     api_key_env : str, optional
@@ -156,14 +194,29 @@ def _authority(scheme: str, host: str, port: int) -> str:
 
 def _kind(path: str, server: str) -> str:
     path = path.partition("?")[0]
-    if path.endswith("/chat/completions"):
-        return "chat"
-    if path.endswith("/completions"):
-        return "completions"
+    for kind, shape in _SHAPES.items():
+        if path.endswith(shape.ending):
+            return kind
     likely = f"{server}/v1/completions or {server}/v1/chat/completions"
     if path in ("", "/"):
         raise UsageError(f"the URL has no path; it is likely {likely}")
-    raise UsageError(f"the URL's path must end with /completions or /chat/completions, as in {likely}; not {path}")
+    *endings, last = (shape.ending for shape in _SHAPES.values())
+    endings_text = f"{', '.join(endings)} or {last}"
+    raise UsageError(f"the URL's path must end with {endings_text}, as in {likely}; not {path}")
+
+
+def models_path(target: Target) -> str:
+    """Where a server lists its models.
+
+    Examples
+    --------
+    >>> models_path(parse_target("http://h/x/v1/chat/completions"))
+    '/x/v1/models'
+    >>> models_path(parse_target("http://h/api/generate"))
+    '/v1/models'
+    """
+    shape = _SHAPES[target.kind]
+    return target.path.partition("?")[0].removesuffix(shape.ending) + shape.models
 
 
 def _headers(items: Iterable[tuple[str, str] | str]) -> tuple[tuple[str, str], ...]:
@@ -304,29 +357,45 @@ def body_template(
     >>> body_template(parse_target("http://h/v1/completions"), "m", stream=False)
     (b'{"model": "m", "prompt": "', b'", "max_tokens": ', b', "stream": false}')
     """
-    rest = {"stream": stream, **_extra(extra)}
-    if stream and usage:
-        rest["stream_options"] = {"include_usage": True, **rest.get("stream_options", {})}
-    head = f'{{"model": {json.dumps(model)}, '
+    shape = _SHAPES[target.kind]
+    rest = {"stream": stream, **_extra(extra, shape)}
+    _ask_for_usage(rest, target.kind, stream, usage)
+    options = rest.pop(shape.holder, {})
     try:
         tail = ", " + json.dumps(rest, allow_nan=False)[1:]
+        inner = json.dumps(options, allow_nan=False)[1:-1]
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the extra fields of the request can't be written as JSON: {error}") from None
-    if target.kind == "chat":
-        parts = head + '"messages": [{"role": "user", "content": "', '"}], "max_tokens": ', tail
-    else:
-        parts = head + '"prompt": "', '", "max_tokens": ', tail
-    a, b, c = (part.encode() for part in parts)
+    opened = f'"{shape.holder}": {{' if shape.holder else ""
+    closed = f"{inner and ', '}{inner}}}" if shape.holder else ""
+    before = f'{{"model": {json.dumps(model)}, {shape.before}'
+    a, b, c = (part.encode() for part in (before, f'{shape.after}, {opened}"{shape.limit}": ', closed + tail))
     return a, b, c
 
 
-def _extra(extra: Mapping[str, Any] | None) -> dict[str, Any]:
+def _ask_for_usage(rest: dict[str, Any], kind: str, stream: bool, usage: bool) -> None:
+    """Have a stream end with the server's own counts; responses and Ollama say them unasked."""
+    if kind == "tgi" and not stream:
+        raise UsageError("/generate_stream has nothing but streams; stream=False can't be had of it")
+    if kind == "tgi":
+        rest["parameters"] = {"details": usage, **rest.get("parameters", {})}
+    elif kind in ("completions", "chat") and stream and usage:
+        rest["stream_options"] = {"include_usage": True, **rest.get("stream_options", {})}
+
+
+_ASKED_ELSEWHERE = ("model", "prompt", "messages", "input", "inputs", "max_tokens", "max_output_tokens", "stream")
+
+
+def _extra(extra: Mapping[str, Any] | None, shape: _Shape) -> dict[str, Any]:
     fields = dict(extra or {})
-    for name in ("model", "prompt", "messages", "max_tokens", "stream"):
-        if name in fields:
-            raise UsageError(f"the extra fields of the request can't hold {name}: it has an argument of its own")
-    if not isinstance(fields.get("stream_options", {}), dict):
-        raise UsageError("stream_options must be a dict")
+    for name in ("stream_options", shape.holder):
+        if not isinstance(fields.get(name, {}), dict):
+            raise UsageError(f"{name} must be a dict")
+    taken = [name for name in _ASKED_ELSEWHERE if name in fields]
+    if shape.holder and shape.limit in fields.get(shape.holder, {}):
+        taken.append(shape.limit)
+    for name in taken:
+        raise UsageError(f"the extra fields of the request can't hold {name}: it has an argument of its own")
     return fields
 
 
@@ -348,7 +417,7 @@ def request_body(
     model, prompt : str
         As they are sent.
     output_tokens : int
-        At most so many (``max_tokens``).
+        At most so many (``max_tokens``, or as the API calls it).
     stream : bool
         Whether to ask for an event stream.
     usage : bool

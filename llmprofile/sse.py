@@ -1,4 +1,4 @@
-"""Body bytes to server-sent events (WHATWG HTML, section 9.2.6), wherever reads cut them. Pure, no I/O."""
+"""Body bytes to events, wherever reads cut them: server-sent ones (WHATWG HTML, section 9.2.6) and JSON lines. Pure."""
 
 from __future__ import annotations
 
@@ -97,3 +97,60 @@ class EventParser:
             self._data.append(line[6:] if line.startswith(b"data: ") else line[5:])
         elif line == b"data":
             self._data.append(b"")
+
+
+class LineParser:
+    r"""Splits a body of JSON lines, fed in any pieces, as `EventParser` splits one of events.
+
+    A line ends with LF, or with the body; a blank one is none.
+
+    Examples
+    --------
+    >>> parser = LineParser()
+    >>> parser.feed(b'{"done": fa'), parser.feed(b'lse}\n\n{"done"')
+    ([], [(b'{"done": false}', 16)])
+    """
+
+    __slots__ = ("_end", "_line")
+
+    def __init__(self) -> None:
+        self._end = 0  # offset in the stream after the last complete line
+        self._line: list[bytes] = []  # pieces of the line that is open
+
+    def feed(self, chunk: bytes) -> list[tuple[bytes, int]]:
+        """Take the next bytes; return the lines that they completed: data, and the offset after their LF."""
+        events: list[tuple[bytes, int]] = []
+        *whole, rest = chunk.split(b"\n")
+        for piece in whole:
+            line = b"".join((*self._line, piece))
+            self._line.clear()
+            self._end += len(line) + 1
+            if line.strip(b" \t\r"):
+                events.append((line, self._end))
+        if rest:
+            self._line.append(rest)
+        return events
+
+    def close(self) -> list[tuple[bytes, int]]:
+        """End the stream, and with it the line that is still open."""
+        line = b"".join(self._line)
+        self._line.clear()
+        self._end += len(line)
+        return [(line, self._end)] if line.strip(b" \t\r") else []
+
+
+_LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
+
+
+def event_parser(content_type: str) -> EventParser | LineParser | None:
+    """The parser for a body of this type: of server-sent events, of JSON lines, or None for what is no stream.
+
+    Examples
+    --------
+    >>> type(event_parser("text/event-stream; charset=utf-8")).__name__, event_parser("text/html")
+    ('EventParser', None)
+    """
+    media = content_type.partition(";")[0].strip().lower()
+    if media == "text/event-stream":
+        return EventParser()
+    return LineParser() if media in _LINES else None

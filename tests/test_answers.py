@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import functools
 import json
 import random
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmprofile.answers import Answer, Usage, read_answer, read_body, read_event, read_stream
 from llmprofile.http1 import Response, parse
-from llmprofile.sse import EventParser
+from llmprofile.sse import EventParser, event_parser
 
 # --- recorded streams ----------------------------------------------------------------
 
@@ -253,6 +252,8 @@ def test_usage_and_timings() -> None:
             False,
             None,
         )
+    mixed = {"a": None, "b": 1.5, "c": True, "d": 10**400, "e": "x"}
+    assert read_event(json.dumps({"timings": mixed}).encode()).timings == {"b": 1.5}
     for odd in (None, [], {}, {"a": "b"}, {"a": {"b": 1}}, {"a": None}):
         assert read_event(json.dumps({"timings": odd}).encode()).timings is None
 
@@ -485,15 +486,20 @@ def test_other_bodies(status: int, body: bytes, complete: bool, outcome: str, er
 
 
 def test_the_content_type_decides() -> None:
-    body, events = (
-        b'{"choices": [{"text": "a"}]}',
-        [(b'{"choices": [{"text": "b", "finish_reason": "x"}]}', 9)],
-    )
-    read = functools.partial(read_answer, 200, body=body, events=events, complete=True)
-    assert read("text/event-stream").text == read("Text/Event-Stream; charset=utf-8").text == "b"
+    body = b'{"choices": [{"text": "a"}]}'
+    stream = b'data: {"choices": [{"text": "b", "finish_reason": "x"}]}\n\n'
+    lines = b'{"choices": [{"text": "c", "finish_reason": "x"}]}\n'
+
+    def read(media: str, data: bytes = body, status: int = 200) -> Answer:
+        parser = event_parser(media)
+        events = None if parser is None else parser.feed(data)
+        return read_answer(status, media, data, events, True)
+
+    assert read("text/event-stream", stream).text == read("Text/Event-Stream; charset=utf-8", stream).text == "b"
+    assert read("application/x-ndjson", lines).text == read("application/jsonl; charset=utf-8", lines).text == "c"
     assert read("application/json; charset=utf-8").text == read("application/problem+json").text == read("").text == "a"
-    for other in ("text/html", "text/event-streamer", "application/x-ndjson"):
+    for other in ("text/html", "text/event-streamer", "application/x-ndjsons"):
         answer = read(other)
         assert answer.outcome == "stream_error" and other in str(answer.error)
-    assert read_answer(404, "text/event-stream", body, events, True).outcome == "http_error"
-    assert read_answer(200, "", b"data: x", None, True).outcome == "stream_error"
+    assert read("text/event-stream", stream, 404).outcome == "http_error"
+    assert read("", b"data: x").outcome == "stream_error"

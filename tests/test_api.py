@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmprofile.api import body_template, parse_target, request_body, request_head, request_headers, tls_context
+from llmprofile.api import (
+    body_template,
+    models_path,
+    parse_target,
+    request_body,
+    request_head,
+    request_headers,
+    tls_context,
+)
 from llmprofile.errors import UsageError
 
 COMPLETIONS = "http://127.0.0.1:8000/v1/completions"
@@ -37,6 +45,11 @@ SECRET = "s3cret-value"
         ),
         ("http://h/v1/completions?a=/b", "h", 80, "/v1/completions?a=/b", "completions", "h"),
         ("http://h/a%20b/completions", "h", 80, "/a%20b/completions", "completions", "h"),
+        ("http://h/v1/responses", "h", 80, "/v1/responses", "responses", "h"),
+        ("http://h:11434/api/generate", "h", 11434, "/api/generate", "ollama", "h:11434"),
+        ("http://h:11434/api/chat", "h", 11434, "/api/chat", "ollama_chat", "h:11434"),
+        ("http://h/api/chat/completions", "h", 80, "/api/chat/completions", "chat", "h"),
+        ("http://h/generate_stream", "h", 80, "/generate_stream", "tgi", "h"),
     ],
 )
 def test_urls(url: str, host: str, port: int, path: str, kind: str, host_line: str | None) -> None:
@@ -62,7 +75,8 @@ def test_urls(url: str, host: str, port: int, path: str, kind: str, host_line: s
         ("http://h:8000", ["no path", "http://h:8000/v1/completions", "http://h:8000/v1/chat/completions"]),
         ("http://h/", ["no path", "http://h/v1/completions"]),
         ("http://h/?a=b", ["no path"]),
-        ("http://h/v1/models", ["/v1/completions", "/v1/chat/completions", "not /v1/models"]),
+        ("http://h/v1/models", ["/v1/completions", "/v1/chat/completions", "/api/chat", "not /v1/models"]),
+        ("http://h/generate", ["/api/generate", "/generate_stream", "not /generate"]),
         ("http://h/v1/completions/", ["must end with"]),
         ("http://h/v1?x=/completions", ["must end with", "not /v1"]),
         ("http://h/v1 /completions", ["space"]),
@@ -211,3 +225,18 @@ def test_extra_fields() -> None:
     for bad in ({"a": {1, 2}}, {"a": math.nan}, {"stream_options": 1}):
         with pytest.raises(UsageError):
             request_body(target, "m", "p", 1, extra=bad)
+
+
+@pytest.mark.parametrize(
+    ("path", "models"),
+    [
+        ("/v1/completions", "/v1/models"),
+        ("/x/v1/chat/completions?key=a", "/x/v1/models"),
+        ("/v1/responses", "/v1/models"),
+        ("/api/generate", "/v1/models"),
+        ("/x/api/chat", "/x/v1/models"),
+        ("/generate_stream", "/v1/models"),
+    ],
+)
+def test_where_models_are_listed(path: str, models: str) -> None:
+    assert models_path(parse_target(f"http://h{path}")) == models

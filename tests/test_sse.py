@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmprofile.sse import EventParser
+from llmprofile.sse import EventParser, LineParser, event_parser
 
 Events = list[tuple[bytes, int]]
 
@@ -121,3 +121,49 @@ def test_a_large_event_in_small_pieces() -> None:
     rng = random.Random(3)
     pieces = cut(stream, [rng.randrange(len(stream)) for _ in range(50_000)])
     assert fed(pieces) == [(big, len(big) + 8), (b"y", len(stream))]
+
+
+# --- JSON lines ---
+
+
+def lines_by_the_rules(stream: bytes) -> Events:
+    """LF ends a line, and so does the end of the stream; a line of blanks is none."""
+    events: Events = []
+    start = 0
+    while start < len(stream):
+        end = stream.find(b"\n", start)
+        line, after = (stream[start:], len(stream)) if end < 0 else (stream[start:end], end + 1)
+        if set(line) - set(b" \t\r"):
+            events.append((line, after))
+        start = after
+    return events
+
+
+LINE_PIECES = [b"{}", b'{"a": 1}', b"\n", b"\n\n", b"\r\n", b"\r", b" ", b"\xe2\x80\xa8", b"\x0b", b"\xff", b"x"]
+
+
+@given(stream=st.lists(st.sampled_from(LINE_PIECES), max_size=30).map(b"".join), at=st.lists(st.integers(0, 99)))
+@settings(max_examples=500, deadline=None)
+def test_lines_in_any_pieces(stream: bytes, at: list[int]) -> None:
+    for pieces in ([stream], cut(stream, at), [stream[i : i + 1] for i in range(len(stream))]):
+        parser = LineParser()
+        found = [line for piece in pieces for line in parser.feed(piece)] + parser.close()
+        assert found == lines_by_the_rules(stream)
+        assert parser.close() == []
+
+
+@pytest.mark.parametrize(
+    ("content_type", "parser"),
+    [
+        ("text/event-stream", EventParser),
+        ("Text/Event-Stream;charset=utf-8", EventParser),
+        ("application/x-ndjson", LineParser),
+        ("application/jsonl ; charset=utf-8", LineParser),
+        ("application/json", None),
+        ("text/event-streamer", None),
+        ("", None),
+    ],
+)
+def test_which_parser_a_body_takes(content_type: str, parser: type | None) -> None:
+    found = event_parser(content_type)
+    assert found is None if parser is None else type(found) is parser
