@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from llmprofile.units import elapsed_s
+from llmprofile.units import MISSING_NS, elapsed_s
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -57,8 +57,8 @@ def derive_latencies(stamps: Mapping[str, Ints], streamed: Ints, output_tokens: 
     Parameters
     ----------
     stamps : mapping of name to (n,) int64
-        The `_ns` columns of the request table, and `content_<clock>_ns`, of the first content token.
-        `MISSING_NS` where missing.
+        The `_ns` columns of the request table, `content_<clock>_ns`, of the first content token, and, where
+        there may be reasoning, `reasoning_<clock>_ns`, of its first. `MISSING_NS` where missing.
     streamed : (n,) int64
         Tokens that the stream showed: N less the reasoning tokens that only the usage counts.
     output_tokens : (n,) int64
@@ -82,6 +82,7 @@ def derive_latencies(stamps: Mapping[str, Ints], streamed: Ints, output_tokens: 
     ([0.05], [0.01], [nan])
     """
     out: dict[str, Floats] = {}
+    never_ns = np.full(len(streamed), MISSING_NS)
     for clock in CLOCKS:
         start_ns = stamps["sent_ns" if clock == "wire" else "begun_ns"]
         first_ns, last_ns = stamps[f"first_{clock}_ns"], stamps[f"last_{clock}_ns"]
@@ -89,6 +90,7 @@ def derive_latencies(stamps: Mapping[str, Ints], streamed: Ints, output_tokens: 
         latencies = {
             "ttft": elapsed_s(first_ns, start_ns),
             "first_content": elapsed_s(stamps[f"content_{clock}_ns"], start_ns),
+            "first_reasoning": elapsed_s(stamps.get(f"reasoning_{clock}_ns", never_ns), start_ns),
             "ttft_due": elapsed_s(first_ns, stamps["due_ns"]),
             "e2e": e2e_s,
             "e2e_due": elapsed_s(last_ns, stamps["due_ns"]),

@@ -15,21 +15,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from llmprofile.answers import Answer, read_answer
+from llmprofile.answers import Answer, read_answer, server_times_s
 from llmprofile.capture import read_pairs, read_requests
 from llmprofile.clock import clock_steps, stamps_ns, to_monotonic
 from llmprofile.http1 import Response, parse
-from llmprofile.latency import derive_latencies, is_bounded
+from llmprofile.latency import CLOCKS, derive_latencies, is_bounded
 from llmprofile.machine import peak_memory_bytes
 from llmprofile.records import CYCLES, EVENTS, REQUESTS
-from llmprofile.sse import EventParser
+from llmprofile.sse import event_parser
 from llmprofile.units import MISSING_NS, ns_to_s
 
 Ints = npt.NDArray[np.int64]
 LONGEST_READ = 256 * 1024
 """asyncio reads at most this much at once: a read of this length may have left bytes behind it."""
 _CLIENT_OUTCOMES = {"connect_error", "timeout", "cancelled"}
-_BESIDES = ("exact", "streamed", "content_wire_ns", "content_seen_ns", "content_handled_ns")
+_FIRSTS = ("content", "reasoning")
+"""Kinds of token whose first one has times of its own."""
+_BESIDES = ("exact", "streamed", *(f"{kind}_{clock}_ns" for kind in _FIRSTS for clock in CLOCKS))
 
 
 @dataclass(frozen=True)
@@ -204,10 +206,9 @@ def _parse_exchange(
         )
     answer, all_ends = _read(response)
     if outcome not in _CLIENT_OUTCOMES:
-        outcome, error = answer.outcome, answer.error or (error if answer.outcome == "truncated" else None)
+        outcome, error = _outcome(answer, response.error, error)
     row |= {"outcome": outcome, "error": error, "headers_ns": stamps.wire_ns[own][response.head_read]}
-    row |= {"output_tokens": answer.output_tokens, "token_source": answer.token_source}
-    row |= {"prompt_tokens": answer.usage.prompt_tokens if answer.usage else None, "streamed": answer.streamed_tokens}
+    row |= _said(answer)
     if response.complete:
         row["eof_ns"] = stamps.wire_ns[own][-1]
     marks = np.frombuffer(exchange["marks"], np.int64).reshape(-1, 2)
@@ -219,6 +220,28 @@ def _parse_exchange(
     return row, None, answer
 
 
+def _outcome(answer: Answer, framing: str | None, error: str | None) -> tuple[str, str | None]:
+    """How an answer ended and why: `framing` is what is wrong with its HTTP body, `error` what the client saw."""
+    if answer.outcome != "truncated":
+        return answer.outcome, answer.error
+    # a body that can't be read on is none that was cut short
+    return ("stream_error", framing) if framing else ("truncated", answer.error or error)
+
+
+def _said(answer: Answer) -> dict[str, Any]:
+    """What a server says of its own answer: tokens and times."""
+    ttft_s, generation_s = server_times_s(answer.timings)
+    return {
+        "output_tokens": answer.output_tokens,
+        "token_source": answer.token_source,
+        "prompt_tokens": answer.usage.prompt_tokens if answer.usage else None,
+        "reasoning_tokens": answer.usage.reasoning_tokens if answer.usage else None,
+        "streamed": answer.streamed_tokens,
+        "server_ttft_s": ttft_s,
+        "server_generation_s": generation_s,
+    }
+
+
 def _cut(data: bytes, sizes: Any) -> list[bytes]:
     ends = np.cumsum(sizes).tolist()
     return [data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
@@ -227,9 +250,9 @@ def _cut(data: bytes, sizes: Any) -> list[bytes]:
 def _read(response: Response) -> tuple[Answer, list[int] | None]:
     """What a response says, and the ends of its events; None when it isn't an event stream."""
     kind = response.headers.get("content-type", "")
-    if not kind.lower().startswith("text/event-stream"):
+    parser = event_parser(kind)
+    if parser is None:
         return read_answer(response.status or 0, kind, response.body, None, response.complete), None
-    parser = EventParser()
     events = parser.feed(response.body)
     if response.complete:  # the end of the body ends its last event; a cut does not
         events += parser.close()
@@ -273,13 +296,13 @@ def _events(
 
 
 def _token_stamps(events: dict[str, Any], answer: Answer) -> dict[str, Any]:
-    """Stamps of the first, first content and last token of one request."""
+    """Stamps of the first, the first of each kind, and the last token of one request."""
     clocks = ("wire", "wire_lo", "seen", "handled")
     row = {f"first_{c}_ns": events[f"{c}_ns"][0] for c in clocks}
     row |= {f"last_{c}_ns": events[f"{c}_ns"][-1] for c in clocks}
-    if "content" in answer.kinds:
-        content = answer.kinds.index("content")
-        row |= {f"content_{c}_ns": events[f"{c}_ns"][content] for c in clocks if c != "wire_lo"}
+    for kind in set(_FIRSTS).intersection(answer.kinds):
+        first = answer.kinds.index(kind)
+        row |= {f"{kind}_{c}_ns": events[f"{c}_ns"][first] for c in CLOCKS}
     return row | {"exact": bool(events["exact"][0])}
 
 
@@ -310,8 +333,8 @@ def request_table(columns: Columns) -> pa.Table:
             arrays[field.name] = pa.array(derived[field.name])
         elif field.name in stamps:
             arrays[field.name] = pa.array(stamps[field.name], mask=stamps[field.name] == MISSING_NS)
-        elif field.name == "connect_s":
-            arrays[field.name] = pa.array([np.nan if v is None else v for v in columns.lists["connect_s"]])
+        elif field.type == pa.float64():
+            arrays[field.name] = pa.array([np.nan if v is None else v for v in columns.lists[field.name]])
         else:
             arrays[field.name] = pa.array(columns.lists[field.name], field.type)
     return pa.table(arrays, REQUESTS)

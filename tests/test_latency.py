@@ -18,9 +18,10 @@ seeded = settings(derandomize=True, deadline=None)
 
 MS = 1_000_000
 STAMPS = ["due", "begun", "sent", "sent_last"] + [
-    f"{token}_{clock}" for token in ("first", "content", "last") for clock in CLOCKS
+    f"{token}_{clock}" for token in ("first", "content", "reasoning", "last") for clock in CLOCKS
 ]
-COLUMNS = {f"{name}{SUFFIX[clock]}" for name in LATENCIES for clock in CLOCKS} | {"lateness_s", "upload_s"}
+COLUMNS = {f"{name}{SUFFIX[clock]}" for name in (*LATENCIES, "first_reasoning") for clock in CLOCKS}
+COLUMNS |= {"lateness_s", "upload_s"}
 
 
 def derived(streamed: int, n: int, **at_ms: float) -> dict[str, float]:
@@ -43,6 +44,9 @@ WHOLE = {
     "first_wire": 154,
     "first_seen": 155,
     "first_handled": 157,
+    "reasoning_wire": 154,
+    "reasoning_seen": 155,
+    "reasoning_handled": 157,
     "content_wire": 174,
     "content_seen": 176,
     "content_handled": 179,
@@ -58,6 +62,7 @@ def test_a_request_that_has_everything() -> None:
         {
             "ttft_s": 0.050,
             "first_content_s": 0.070,
+            "first_reasoning_s": 0.050,
             "e2e_s": 0.150,
             "tpot_s": 0.010,
             "ntpot_s": 0.150 / 14,
@@ -67,6 +72,7 @@ def test_a_request_that_has_everything() -> None:
             "upload_s": 0.005,
             "ttft_seen_s": 0.052,
             "first_content_seen_s": 0.073,
+            "first_reasoning_seen_s": 0.052,
             "e2e_seen_s": 0.155,
             "tpot_seen_s": 0.0103,
             "ntpot_seen_s": 0.155 / 14,
@@ -74,6 +80,7 @@ def test_a_request_that_has_everything() -> None:
             "e2e_due_seen_s": 0.158,
             "ttft_handled_s": 0.054,
             "first_content_handled_s": 0.076,
+            "first_reasoning_handled_s": 0.054,
             "e2e_handled_s": 0.162,
             "tpot_handled_s": 0.0108,
             "ntpot_handled_s": 0.162 / 14,
@@ -136,7 +143,7 @@ def test_without_kernel_stamps_only_the_wire_clock_is_blind() -> None:
 def test_the_stamped_client_has_no_handled_clock() -> None:
     stamped = {name: at for name, at in WHOLE.items() if "handled" not in name}
     missing = COLUMNS - set(known(derived(11, 14, **stamped)))
-    assert missing == {f"{name}_handled_s" for name in LATENCIES}
+    assert missing == {f"{name}_handled_s" for name in (*LATENCIES, "first_reasoning")}
 
 
 def test_without_a_due_time_the_rest_is_known() -> None:
