@@ -168,6 +168,7 @@ class Asked(NamedTuple):
     prompt_words: int
     fault: Fault | None
     script: Script | None
+    running_usage: bool = False
 
 
 def read_request(style: Style, fault: Fault | None, script: Script | None, chat: bool, body: bytes) -> Asked:
@@ -198,6 +199,7 @@ def read_request(style: Style, fault: Fault | None, script: Script | None, chat:
         prompt_words=_words(said.get("messages" if chat else "prompt")),
         fault=Fault.of(said["fault"]) if "fault" in said else fault,
         script=Script.of(said["script"]) if "script" in said else script,
+        running_usage=bool(options.get("continuous_usage_stats")),
     )
 
 

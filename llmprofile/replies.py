@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from functools import lru_cache
@@ -73,27 +74,37 @@ def _object(chat: bool, style: Style, choices: list[Any], **more: Any) -> dict[s
     return {"id": "cmpl-1", "object": kind, "created": 1, "model": style.model, "choices": choices, **more}
 
 
-def _usage(asked: Asked) -> dict[str, int]:
-    total = asked.prompt_words + asked.tokens
-    return {"prompt_tokens": asked.prompt_words, "total_tokens": total, "completion_tokens": asked.tokens}
+def _usage(prompt_words: int, tokens: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt_words, "total_tokens": prompt_words + tokens, "completion_tokens": tokens}
 
 
 @lru_cache(maxsize=256)
-def _token_event(style: Style, chat: bool, tokens: int, first: bool, last: bool) -> bytes:
+def _token_event(
+    style: Style, chat: bool, tokens: int, first: bool, last: bool, usage: tuple[int, int] | None = None
+) -> bytes:
     text = _WORD * tokens
     delta = {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
     choice = {"index": 0, **(delta if chat else {"text": text})}
     choice |= {"logprobs": None, "finish_reason": "length" if last else None}
-    return _event(style, _object(chat, style, [choice]))
+    return _event(style, _object(chat, style, [choice], **({"usage": _usage(*usage)} if usage else {})))
 
 
 @lru_cache(maxsize=1024)
-def _writes(style: Style, chat: bool, tokens: int) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
-    """The sends that carry a stream's tokens, and how many each carries."""
+def _writes(
+    style: Style, chat: bool, tokens: int, prompt_words: int | None = None
+) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+    """The sends that carry a stream's tokens, and how many each carries.
+
+    With `prompt_words` each event also says the usage so far.
+    """
     step = style.tokens_per_event
     sizes = [min(step, tokens - start) for start in range(0, tokens, step)]
     last = len(sizes) - 1
-    events = [_token_event(style, chat, size, i == 0, i == last) for i, size in enumerate(sizes)]
+    totals = [None if prompt_words is None else (prompt_words, total) for total in itertools.accumulate(sizes)]
+    events = [
+        _token_event(style, chat, size, i == 0, i == last, total)
+        for i, (size, total) in enumerate(zip(sizes, totals, strict=True))
+    ]
     starts = range(0, len(events), style.events_per_write)
     groups = [slice(start, start + style.events_per_write) for start in starts]
     return tuple(b"".join(events[g]) for g in groups), tuple(sum(sizes[g]) for g in groups)
@@ -143,8 +154,10 @@ def _played(script: Script) -> Answer:
 
 
 def _streamed(style: Style, asked: Asked) -> Answer:
-    sends, counts = _writes(style, asked.chat, asked.tokens)
-    usage = _event(style, _object(asked.chat, style, [], usage=_usage(asked))) if asked.usage else b""
+    running = asked.prompt_words if asked.running_usage else None
+    sends, counts = _writes(style, asked.chat, asked.tokens, running)
+    said = _object(asked.chat, style, [], usage=_usage(asked.prompt_words, asked.tokens))
+    usage = _event(style, said) if asked.usage else b""
     end, ending = _end(style.framing)
     return Answer(list(sends), list(counts), usage + _event(style, b"[DONE]") + end, ending)
 
@@ -152,7 +165,8 @@ def _streamed(style: Style, asked: Asked) -> Answer:
 def _at_once(style: Style, asked: Asked) -> Answer:
     text = _WORD * asked.tokens
     said = {"message": {"role": "assistant", "content": text}} if asked.chat else {"text": text}
-    body = _object(False, style, [{"index": 0, **said, "finish_reason": "length"}], usage=_usage(asked))
+    choice = {"index": 0, **said, "finish_reason": "length"}
+    body = _object(False, style, [choice], usage=_usage(asked.prompt_words, asked.tokens))
     body["object"] = "chat.completion" if asked.chat else "text_completion"
     unsent = asked.tokens - 1  # tokens before the last are made, and nothing leaves for them
     return Answer([b""] * unsent + [whole_answer(200, body)], [0] * unsent + [asked.tokens])
