@@ -41,6 +41,10 @@ from llmprofile.units import NS_PER_S, s_to_ns
 Act = Callable[[int], int | None]
 """What a timer does: gets when it was due, returns when it is due again, or None."""
 
+_PATHS = ("/v1/completions", "/v1/chat/completions")
+_SCRIPTED_PATHS = ("/v1/responses", "/api/generate", "/api/chat", "/generate_stream")
+"""Of other APIs: answered by a server with a script, and by no other."""
+
 
 class Service:
     """Reads requests, keeps the timers, answers."""
@@ -92,7 +96,7 @@ class Service:
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer one request, or begin to."""
         path, _, query = request.target.partition("?")
-        if request.method == "POST" and path in ("/v1/completions", "/v1/chat/completions"):
+        if request.method == "POST" and (path in _PATHS or (self.script is not None and path in _SCRIPTED_PATHS)):
             self._begin(connection, request, "chat" in path)
             return
         connection.put(self._page(path, query) if request.method == "GET" else _error(404, "no such path"))
