@@ -42,8 +42,8 @@ _FETCH_TIMEOUT_S = 60.0
 class ReferenceServer:
     """An OpenAI-compatible server with known token times, and faults on demand.
 
-    It serves `/v1/completions`, `/v1/chat/completions`, `/v1/models` and `/health` from a process of its own,
-    which ends with this one, and keeps a record of what it really did. The record's times are CLOCK_MONOTONIC
+    It serves `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health` and `/metrics` from a process of
+    its own, which ends with this one, and keeps a record of what it really did. The record's times are CLOCK_MONOTONIC
     of this machine, as a run's are: the two join by request id and can be subtracted. Arrivals are the
     kernel's stamps, so the truth does not suffer the server's own queue.
 

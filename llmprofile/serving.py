@@ -117,10 +117,19 @@ class Service:
             if query == "forget=1":
                 self.record.ended.clear()
             return whole_answer(200, said, "application/octet-stream")
+        if path == "/metrics":
+            return whole_answer(200, self._metrics(), "text/plain; version=0.0.4")
         if path == "/v1/models":
             model = {"id": self.style.model, "object": "model", "created": 1, "owned_by": "llmprofile"}
             return whole_answer(200, {"object": "list", "data": [model]})
         return whole_answer(200, {"status": "ok"}) if path == "/health" else _error(404, "no such path")
+
+    def _metrics(self) -> bytes:
+        """Answers in the engine, and those that wait for it, as Prometheus reads them."""
+        waiting = len(self.batch.waiting) if self.batch else 0
+        counts = {"running": self.record.in_flight - waiting, "waiting": waiting}
+        pages = (f"# TYPE llmprofile:requests_{k} gauge\nllmprofile:requests_{k} {n}\n" for k, n in counts.items())
+        return "".join(pages).encode()
 
     def _begin(self, connection: Connection, request: Request, chat: bool) -> None:
         self.requests += 1

@@ -27,6 +27,7 @@ from llmprofile.live import in_notebook
 from llmprofile.machine import machine_counters
 from llmprofile.parsing import parse_worker
 from llmprofile.records import Run, write_json
+from llmprofile.scrape import scraping
 from llmprofile.trust import verdict
 from llmprofile.units import s_to_ns
 from llmprofile.worker import START_TIMEOUT_S, Job, ignore_interrupts, work
@@ -179,7 +180,8 @@ class Load:
 
     def _supervise(self) -> None:
         try:
-            facts = self._load()
+            with scraping(self.folder, self._meta):
+                facts = self._load()
             self._last = dataclasses.replace(self._progress(), state="collecting")
             self._loaded.set()
             self._run = self._collect(facts)
