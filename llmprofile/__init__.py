@@ -14,8 +14,10 @@ _HOMES = {
     "collect": ("load",),
     "errors": ("LlmprofileError", "LlmprofileWarning", "UsageError"),
     "estimate": ("estimate_bias", "processes_needed"),
+    "explore": ("explore_queue", "explore_run"),
     "fitting": ("fit_batch", "fit_mg1"),
     "gated": ("GatedLoop", "simulate_loop"),
+    "htmlreport": ("report",),
     "launch": ("run_load", "start_load"),
     "lindley": ("simulate",),
     "loopfit": ("fit_loop",),
@@ -26,6 +28,7 @@ _HOMES = {
     "supervise": ("Load", "Progress"),
     "sweep": ("fit_sweep",),
     "trust": ("Verdict", "verdict"),
+    "widgets": ("watch",),
     "workload": (
         *("ClosedLoop", "Constant", "Gamma", "Poisson"),
         *("Empirical", "Fixed", "Lognormal", "Normal", "Uniform"),
