@@ -159,12 +159,17 @@ def test_gamma_arrivals_keep_their_law_at_the_send(server: lp.ReferenceServer, t
     gaps_s, late_s = np.diff(np.sort(run.requests["sent_ns"].astype(float))) / 1e9, lateness_s(run)
     # a gap within the lateness of another can't be told from it: so far may the law be shifted either way
     law = stats.gamma(0.25, scale=1 / 400 / 0.25).cdf
-    free = stats.kstwo.ppf(0.999, len(gaps_s))
+    free = stats.kstwo.ppf(0.999, len(gaps_s)) + LATER
     ranks = np.arange(1, len(gaps_s) + 1) / len(gaps_s)
     at_s = np.sort(gaps_s)
     assert (ranks <= law(at_s + 2 * late_s) + free).all()
     assert (ranks >= law(at_s - 2 * late_s) - free).all()
-    assert gaps_s.std() / gaps_s.mean() == pytest.approx(2.0, rel=4 * np.sqrt((0.5 + 0.5 / 0.25) / 2400))
+    moved = 2 * run.requests["lateness_s"].std() / gaps_s.mean()
+    assert gaps_s.std() / gaps_s.mean() == pytest.approx(2.0, abs=2 * 4 * np.sqrt((0.5 + 0.5 / 0.25) / 2400) + moved)
+
+
+LATER = 0.02
+"""Of two requests, and so of a gap, one may be later than the lateness that all but a hundredth keep."""
 
 
 def lateness_s(run: Run) -> float:
@@ -187,14 +192,22 @@ def test_a_trace_keeps_its_law_at_the_send(server: lp.ReferenceServer, tmp_path:
     assert (truth.to_numpy() == np.maximum(trace.prompt_tokens - 4, 0) + 1).all()
     sent_s = np.sort(rows["sent_ns"].to_numpy(float)) / 1e9
     gaps_s, asked_s, late_s = np.diff(sent_s), np.diff(trace.due_s), lateness_s(run)
-    # all but a hundredth of the gaps lie within the lateness of the trace's own, and so do their ranks
-    for shift_s in (-late_s, late_s):
-        shifted = stats.ks_2samp(gaps_s, asked_s + shift_s, alternative="less" if shift_s > 0 else "greater")
-        assert shifted.statistic < 0.03
+    assert law_distance(gaps_s, asked_s, late_s) < LATER + 0.005
+    # a Poisson stream of that rate would be seen
+    poisson_s = np.random.default_rng(1).exponential(asked_s.mean(), len(asked_s))
+    assert law_distance(poisson_s, asked_s, 0.001) > 0.1
     for window in (10, 30):
         (*_, sent), (*_, asked) = (dispersion(times_s, window) for times_s in (sent_s, trace.due_s))
         assert asked > 1.5  # a trace of real users is no Poisson stream
-        assert sent == pytest.approx(asked, rel=0.2)
+        assert sent == pytest.approx(asked, rel=0.2 + late_s / (window / trace.rate_per_s))
+
+
+def law_distance(gaps_s: np.ndarray, asked_s: np.ndarray, late_s: float) -> float:
+    """How far two laws of gaps are apart (Kolmogorov and Smirnov) beyond what lateness may shift them."""
+    sides = ((-late_s, "greater"), (late_s, "less"))
+    return max(
+        stats.ks_2samp(gaps_s, asked_s + shift_s, alternative=side, method="asymp").statistic for shift_s, side in sides
+    )
 
 
 def short(trace: Trace, duration_s: float) -> Trace:
@@ -223,12 +236,12 @@ def test_stages_and_ramps_keep_their_law_at_the_send(
     sent_s = rows.groupby("stage")["sent_ns"].apply(lambda ns: np.sort(ns.to_numpy(float)) / 1e9 - start_s + first_s)
     gaps_s = np.diff(sent_s[0])
     distance = stats.kstest(gaps_s, stats.expon(scale=1 / 300).cdf).statistic
-    assert distance < stats.kstwo.ppf(0.999, len(gaps_s)) + 2 * late_s * 300
-    np.testing.assert_allclose(np.diff(sent_s[1]).mean(), 0.01, atol=1e-4 + late_s / 49)
+    assert distance < stats.kstwo.ppf(0.999, len(gaps_s)) + LATER + 2 * late_s * 300
+    np.testing.assert_allclose(np.diff(sent_s[1]).mean(), 0.01, atol=1e-6 + rows["lateness_s"].max() / 49)
     # a ramp from 0: a request's time, squared, is uniform
     on_ramp = np.clip((sent_s[2] - 2.0) / 1.5, 0, 1)
     distance = stats.kstest(on_ramp**2, "uniform").statistic
-    assert distance < stats.kstwo.ppf(0.999, len(on_ramp)) + 2 * late_s / 1.5
+    assert distance < stats.kstwo.ppf(0.999, len(on_ramp)) + LATER + 2 * late_s / 1.5
     again = lp.load(tmp_path / "run").requests
     assert again["stage"].tolist() == rows["stage"].tolist()
     assert "Ramp(from_per_s=0, to_per_s=600" in run.meta["asked"]["arrivals"]
