@@ -254,3 +254,45 @@ def test_a_finished_watch_needs_no_garbage_collector() -> None:
     finally:
         gc.enable()
     assert not kept
+
+
+@pytest.mark.parametrize(("coding", "wbits"), [(b"gzip", 31), (b"deflate", 15), (b"deflate", -15)])
+@pytest.mark.parametrize("chunks", [False, True])
+def test_what_a_broken_coding_held_does_not_depend_on_the_cuts(coding: bytes, wbits: int, chunks: bool) -> None:
+    """Up to the first wrong byte, wherever the reads fell: zlib keeps to itself what it had of a piece that broke."""
+    packer = zlib.compressobj(wbits=wbits)
+    spoilt = packer.compress(BODY[:300]) + packer.flush(zlib.Z_SYNC_FLUSH) + b"\xff\xff"
+    more = b"Content-Encoding: " + coding + b"\r\n"
+    raw = chunked([spoilt[:9], spoilt[9:]], more) if chunks else length(spoilt, more)
+    for cut in range(len(raw)):
+        response = parse([raw[:cut], raw[cut:]], eof=False)
+        assert response.body == BODY[:300] and not response.complete
+        assert response.error is not None and "can't be decompressed" in response.error
+
+
+def test_a_framing_error_is_told_before_one_of_the_coding() -> None:
+    more = b"Content-Encoding: gzip\r\n"
+    raw = chunked([b"plain text"], more).replace(b"0\r\n\r\n", b"zz\r\n\r\n")
+    errors = {parse([raw[:cut], raw[cut:]], eof=False).error for cut in range(1, len(raw))}
+    assert len(errors) == 1 and "decompressed" not in str(errors)
+
+
+def test_an_unknown_coding_leaves_no_body() -> None:
+    raw = length(b"data: x\n\n", b"Content-Encoding: br\r\n")
+    for cut in range(1, len(raw)):
+        response = parse([raw[:cut], raw[cut:]], eof=False)
+        assert response.body == b"" and response.body_ends == [0, 0] and "br is not one of" in str(response.error)
+
+
+def test_a_head_that_never_completed_has_no_headers() -> None:
+    raw = OK + b"Content-Type: text/plain\r\nBad}: x\r\n\r\n"
+    for cut in range(1, len(raw)):
+        response = parse([raw[:cut], raw[cut:]], eof=True)
+        assert (response.status, response.headers) == (None, {}) and response.error is not None
+
+
+@pytest.mark.parametrize("extra", [b"\r\n", b"\r\n\r\n"])
+def test_line_ends_after_a_response_are_no_extra_bytes(extra: bytes) -> None:
+    raw, *_ = WHOLE["length"]
+    assert parse([raw + extra], eof=False).keep_alive and parse([raw, extra], eof=False).keep_alive
+    assert not parse([raw, extra + b"x"], eof=False).keep_alive
