@@ -23,6 +23,7 @@ PACKAGE = Path(llmprofile.__file__).parent
 LAYERS = (
     ("errors", "markup", "units"),
     ("answers", "api", "capture", "clock", "http1", "inversion", "latency", "laws", "lindley", "machine"),
+    ("bisection", "stages", "traces"),
     ("link", "queueing", "records", "sse", "workload"),
     ("batches", "conventional", "gated", "metrics", "parsing", "preflight", "stamped", "style"),
     ("collect", "importers", "jobs", "scenario", "scrape", "slo", "steady", "worker"),
@@ -31,10 +32,12 @@ LAYERS = (
     ("bias",),
     ("comparison", "estimate"),
     ("trust",),
-    ("live",),
+    ("live", "windows"),
     ("explore", "widgets"),
     ("supervise",),
     ("launch",),
+    ("capacity",),
+    ("saturation",),
     ("runplots", "serverplots"),
     ("queueplots",),
     ("plots",),
@@ -62,12 +65,12 @@ HOMES = {
     "IPython": {"widgets"},
     "joblib": {"supervise"},
     "matplotlib": {"queueplots", "runplots", "serverplots", "style"},
-    "pyarrow": {"capture", "collect", "live", "parsing", "records", "scrape"},
+    "pyarrow": {"capture", "collect", "live", "parsing", "records", "scrape", "traces"},
     "scipy": {
-        *("batches", "bias", "fitting", "gated", "inversion"),
+        *("batches", "bias", "bisection", "fitting", "gated", "inversion"),
         *("laws", "loopfit", "metrics", "queueing", "scenario", "steady", "sweep"),
     },
-    "tqdm": {"supervise"},
+    "tqdm": {"capacity", "supervise"},
 }
 
 LONGEST_FUNCTION = 40  # lines of its body
