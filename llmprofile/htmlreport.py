@@ -323,9 +323,18 @@ def _measured(a: Run, b: Run) -> tuple[str, ...]:
         return ("<p>The runs have no metric in common.</p>",)
     clocks = [run_clock(run) for run in (a, b)]
     tables = [_differences(found, statistic) for statistic in ("mean", "p99")]
-    notes = dict.fromkeys(found["note"])
     unlike = f"A is read on its {clocks[0]} clock, B on its {clocks[1]} clock." if len(set(clocks)) > 1 else ""
-    return f"<p>{_COMPARED} {unlike}</p>", _pair(map(table, tables)), f"<small>{lines(notes)}</small>"
+    return f"<p>{_COMPARED} {unlike}</p>", _pair(map(table, tables)), f"<small>{lines(_reasons(found))}</small>"
+
+
+def _reasons(found: pd.DataFrame) -> list[str]:
+    """Why something is missing, each once, with the metrics it holds for where that isn't all."""
+    owners: dict[str, list[str]] = {}
+    for metric, note in found["note"].items():
+        owners.setdefault(note, []).append(LABELS[str(metric)])
+    return [
+        note if len(labels) == len(found) else f"{', '.join(labels)}: {note}" for note, labels in owners.items() if note
+    ]
 
 
 def _differences(found: pd.DataFrame, statistic: str) -> pd.DataFrame:
@@ -451,11 +460,14 @@ body { margin: 0 auto; max-width: 1160px; padding: 24px; background: var(--paper
   font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 28px 0 8px; } p { margin: 4px 0 12px; }
 table { border-collapse: collapse; margin: 10px 0; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { padding: 3px 16px 3px 0; text-align: right; vertical-align: top; border-bottom: 1px solid var(--faint);
-  overflow-wrap: normal; }
+th, td { padding: 3px 12px 3px 0; text-align: right; vertical-align: top; border-bottom: 1px solid var(--faint);
+  overflow-wrap: normal; text-wrap: balance; }
 th { font-weight: 500; color: var(--soft); } thead th { vertical-align: bottom; border-color: var(--line); }
 tbody th, thead th:first-child, .facts th, .facts td { text-align: left; }
-.facts td { overflow-wrap: anywhere; } .facts.one thead { display: none; }
+@media (min-width: 900px) { td { white-space: nowrap; } }
+@media (max-width: 899px) { table { font-size: 11.5px; } td, th { padding-right: 8px; } }
+.facts td { overflow-wrap: anywhere; white-space: normal; text-wrap: wrap; }
+.facts.one thead { display: none; }
 .facts.one table { display: block; }
 .facts.one tbody { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 320px), 1fr));
   gap: 0 24px; }
@@ -469,6 +481,7 @@ figure { margin: 8px 0; } svg { display: block; width: 100%; max-width: 720px; h
 svg * { stroke-linejoin: round; stroke-linecap: butt; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 4px 20px; font-size: 13px; }
 dt { font-weight: 500; } dd { margin: 0; }
-@media print { body { max-width: none; padding: 0; font-size: 12px; } h2 { break-after: avoid; }
+@media print { body { max-width: none; padding: 0; font-size: 12px; } table { font-size: 10px; }
+  td, th { padding-right: 8px; } h2 { break-after: avoid; }
   figure, tr, pre { break-inside: avoid; } }
 """

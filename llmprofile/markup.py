@@ -6,6 +6,7 @@ is none.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 from typing import Any
@@ -45,7 +46,17 @@ def _row(label: Any, cells: Iterable[Any]) -> str:
 
 
 def _cell(tag: str, value: Any) -> str:
-    return f"<{tag}>{escape('–' if value is None or value is pd.NA or value != value else str(value))}</{tag}>"
+    text = escape("–" if value is None or value is pd.NA or value != value else str(value))
+    return f"<{tag}>{_INTERVAL.sub(_below, text)}</{tag}>"
+
+
+_INTERVAL = re.compile(r" (\[[^][]+, [^][]+\])$")
+"""An interval behind its value."""
+
+
+def _below(interval: re.Match[str]) -> str:
+    """An interval on a line of its own, so that columns are narrow; a longer one breaks between its ends."""
+    return "<br>" + ", ".join(end.replace(" ", "&nbsp;") for end in interval[1].split(", "))
 
 
 def lines(texts: Iterable[str]) -> str:
@@ -75,7 +86,7 @@ def card(
     Examples
     --------
     >>> card("all <is> well").partition("<b>")[2]
-    '<b>all &lt;is&gt; well</b></div></div>'
+    'all &lt;is&gt; well</b></div></div>'
     """
     said, notes = lines(said), lines(notes)
     mark = f"border-left: 4px solid {MARKS.get(word, _NO_MARK)}; padding-left: 8px"

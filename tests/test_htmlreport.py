@@ -37,6 +37,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         assert tag not in FORBIDDEN
+        self.text += " " * (tag == "br")
         for name, value in attrs:
             assert not name.startswith("on") and name not in ("src", "srcset", "action", "data", "xlink:href")
             assert "//" not in (value or "")
@@ -59,7 +60,7 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open[-1:] != ["style"]:
-            self.text += data
+            self.text += data.replace("\xa0", " ")
 
 
 def read(run: Run | list[Run], folder: Path) -> tuple[str, Page]:

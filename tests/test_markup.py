@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,6 +27,11 @@ def test_an_index_that_only_counts_is_not_shown() -> None:
     frame = pd.DataFrame({"x": ["1"]})
     assert table(frame) == "<table><thead><tr><th>x</th></tr></thead><tbody><tr><td>1</td></tr></tbody></table>"
     assert "<tr><th>7</th><td>1</td></tr>" in table(frame.set_index(pd.Index([7])))
+
+
+def test_an_interval_has_a_line_of_its_own() -> None:
+    html = table(pd.DataFrame({"x": ["2 ms [1 ms, 3 ms]", "[1 ms, 3 ms]", "error [Errno 1]"]}))
+    assert re.findall("<td>(.*?)</td>", html) == ["2 ms<br>[1&nbsp;ms, 3&nbsp;ms]", "[1 ms, 3 ms]", "error [Errno 1]"]
 
 
 def test_nothing_makes_no_table() -> None:
