@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 import llmprofile as lp
 from llmprofile.capacity import Sweep, run_sweep
+from test_launch import gone, linux, workers_of
 
 QUICK = {"output_tokens": 4, "prompt_tokens": 5, "progress": False}
 
@@ -64,6 +70,31 @@ def test_another_law_and_failures(tmp_path: Path) -> None:
     row = found.table.iloc[0]
     assert row["ok"] + row["http_error"] == pytest.approx(1)
     assert 0.2 < row["ok"] < 0.8
+
+
+@linux
+def test_ctrl_c_ends_a_sweep_and_a_search_with_what_was_measured(
+    tmp_path: Path, example_server: lp.ReferenceServer
+) -> None:
+    for name, call in {
+        "run_sweep": "run_sweep(URL, [300, 400], duration_s=60, **KINDS).runs",
+        "find_saturation": "find_saturation(URL, 300, 400, e2e_s=1.0, duration_s=60, **KINDS).runs",
+    }.items():
+        folder = tmp_path / name
+        code = f"""
+            from llmprofile.{"capacity" if name == "run_sweep" else "saturation"} import {name}
+            URL, KINDS = {example_server.url!r}, dict(out={str(folder)!r}, processes=2, progress=False)
+            print([run.meta["ended"] for run in {call}])
+            """
+        child = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        pids = workers_of(folder / "01-300-per-s")
+        os.killpg(child.pid, signal.SIGINT)
+        out, _ = child.communicate(timeout=60)
+        assert out.strip() == "['interrupted']"
+        assert gone(pids, 5)
+        assert [path.name for path in folder.iterdir()] == ["01-300-per-s"]
 
 
 def test_what_is_refused(tmp_path: Path, example_server: lp.ReferenceServer) -> None:
