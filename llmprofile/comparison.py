@@ -78,7 +78,7 @@ def differences(a: Run, b: Run) -> pd.DataFrame:
     Examples
     --------
     >>> row = differences(run, run).loc["ttft_s"]
-    >>> row["mean_difference_s"], row["note"].startswith("first run: too short for an interval")
+    >>> float(row["mean_difference_s"]), row["note"].startswith("first run: too short for an interval")
     (0.0, True)
     """
     rows = {}

@@ -96,8 +96,9 @@ class Run:
 
     def _repr_html_(self) -> str:
         table, notes = summary_table(self.meta["summary"])
-        verdict = self.meta["verdict"]
-        return card(verdict_text(verdict), _headlines(self.meta), [table], notes, verdict["word"] if verdict else "")
+        verdict = self.meta["verdict"] or {"word": verdict_text(None), "sentences": []}
+        said = [*verdict["sentences"], *_headlines(self.meta)]
+        return card(verdict["word"], said, [table], notes, verdict["word"])
 
 
 def verdict_text(verdict: dict[str, Any] | None) -> str:
