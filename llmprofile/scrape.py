@@ -181,6 +181,11 @@ def fetch(target: Target, timeout_s: float = TIMEOUT_S) -> str:
     ------
     OSError, http.client.HTTPException, ValueError
         It did not come, not in time, not with status 200, not whole, or not as UTF-8.
+
+    Examples
+    --------
+    >>> fetch(metrics_target(server.base_url)).splitlines()[0]
+    '# TYPE llmprofile:requests_running gauge'
     """
     until_s = time.monotonic() + timeout_s
     kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
@@ -289,6 +294,14 @@ def scraping(folder: Path, meta: dict[str, Any]) -> Iterator[None]:
     The samples go to `metrics.parquet` in the folder, and what became of the scrapes to `meta["scrape"]`: `read`,
     `failed` with `reasons`, `missed` (turns that a slow page took up), `longest_s` (a page's longest time), `broken`
     (why the samples could not be kept).
+
+    Examples
+    --------
+    >>> meta = {"asked": {"scrape_metrics": server.base_url}}
+    >>> with scraping(Path(), meta):
+    ...     time.sleep(0.5)
+    >>> meta["scrape"]["read"], meta["scrape"]["failed"]
+    (1, 0)
     """
     asked = meta["asked"]
     if asked.get("scrape_metrics") is None:
@@ -303,6 +316,8 @@ def scraping(folder: Path, meta: dict[str, Any]) -> Iterator[None]:
     finally:
         scraper.over.set()
         thread.join(2 * TIMEOUT_S)
+        if thread.is_alive():
+            scraper.broken = "the last scrape did not end"
         meta["scrape"] = scraper.facts()
 
 
@@ -318,6 +333,12 @@ def server_samples(run: Run) -> pd.DataFrame:
     ------
     UsageError
         Nothing was.
+
+    Examples
+    --------
+    >>> server_samples(run)
+    Traceback (most recent call last):
+    llmprofile.errors.UsageError: this run has no server metrics: name the page with scrape_metrics
     """
     path = run.folder / FILE if run.folder else None
     if path is None or not path.exists():
@@ -345,6 +366,15 @@ def server_metrics(run: Run) -> pd.DataFrame:
     ------
     UsageError
         Nothing was read, or no name that is known: `SERVERS` lists them, `server_samples` has all others.
+
+    Examples
+    --------
+    >>> import dataclasses
+    >>> meta = run.meta | {"asked": {"scrape_metrics": server.base_url}}
+    >>> with scraping(Path(), meta):  # as `run_load` does
+    ...     time.sleep(0.5)
+    >>> server_metrics(dataclasses.replace(run, folder=Path(), meta=meta))["metric"].tolist()
+    ['running', 'waiting']
     """
     samples = server_samples(run)
     samples["value"] = samples["value"].astype(float)

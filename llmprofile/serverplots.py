@@ -21,7 +21,6 @@ from llmprofile.style import (
     ORANGE,
     VERMILION,
     axes_or_new,
-    key,
     log_ticks,
     milliseconds,
     styled,
@@ -31,10 +30,10 @@ Floats = npt.NDArray[np.float64]
 
 _COLOURS = {"queue_s": ORANGE, "running": GREEN, "waiting": VERMILION, "cache_use": GREY}
 _NAMES = {
-    "queue_s": "time in the server's queue (left)",
-    "running": "requests running (right)",
-    "waiting": "requests waiting (right)",
-    "cache_use": "cache in use (full height: all of it)",
+    "queue_s": "server's queue time (left)",
+    "running": "running (right)",
+    "waiting": "waiting (right)",
+    "cache_use": "cache in use, of the height",
 }
 
 
@@ -42,7 +41,8 @@ _NAMES = {
 def server_side(run: Run, metric: str = "ttft_s", ax: Axes | None = None) -> Axes:
     """What the server said of itself over what the client measured, on one time axis.
 
-    A dot is an `ok` request at its sending, on the run's own clock; lines hold from one scrape to the next.
+    A dot is an `ok` request at its sending, on the run's own clock. What is running and waiting is drawn from one scrape
+    to the next, a queue time back to the scrape before, since which those that it is the mean of left the queue.
 
     Parameters
     ----------
@@ -56,6 +56,17 @@ def server_side(run: Run, metric: str = "ttft_s", ax: Axes | None = None) -> Axe
     ------
     UsageError
         An unknown metric, no `ok` request with it, or no server metrics.
+
+    Examples
+    --------
+    >>> import dataclasses, pathlib, time
+    >>> from llmprofile.scrape import scraping
+    >>> meta = run.meta | {"asked": run.meta["asked"] | {"scrape_metrics": server.base_url}}
+    >>> with scraping(pathlib.Path(), meta):  # as `run_load` does
+    ...     time.sleep(0.5)
+    >>> ax = server_side(dataclasses.replace(run, folder=pathlib.Path(), meta=meta), ax=lp.plots.blank_axes())
+    >>> ax.get_ylabel()
+    'TTFT (ms)'
     """
     one_of("metric", metric, [name for name in LABELS if name not in (*CLOCKLESS, "itl")])
     said, origin_ns = server_metrics(run), int(run.requests["sent_ns"].min())
@@ -63,14 +74,14 @@ def server_side(run: Run, metric: str = "ttft_s", ax: Axes | None = None) -> Axe
     ax = axes_or_new(ax)
     ax.plot(at_s, latency_s, ".", color=BLUE, ms=3, alpha=0.5, label=metric)
     shown = {name: said[said["metric"] == name] for name in _NAMES if name in set(said["metric"])}
-    entries = [(f"{LABELS[metric]} (left)", BLUE), *((_NAMES[name], _COLOURS[name]) for name in shown)]
-    right = ax.twinx() if {"running", "waiting"} & set(shown) else None
+    right = ax.twinx()
     for name, rows in shown.items():
         _draw(ax, right, name, rows)
     _left_axis(ax, latency_s)
+    _right_axis(right)
     ax.set(xlabel="time since the first request was sent (s)", ylabel=f"{LABELS[metric]} (ms)")
     ax.set_title(f"What the server says ({', '.join(said['server'].unique())}) and what its client measured")
-    key(ax, entries)
+    _legend(ax, right, metric)
     return _say_failures(ax, said)
 
 
@@ -84,19 +95,31 @@ def _latencies(run: Run, metric: str, origin_ns: int) -> tuple[Floats, Floats]:
     return at_s[known], latency_s[known]
 
 
-def _draw(ax: Axes, right: Axes | None, name: str, rows: pd.DataFrame) -> None:
+def _draw(ax: Axes, right: Axes, name: str, rows: pd.DataFrame) -> None:
     at_s, values = (rows[column].to_numpy(float, na_value=np.nan) for column in ("at_s", "value"))
     if name == "cache_use":
         across = ax.get_xaxis_transform()
         ax.fill_between(at_s, values, step="post", transform=across, color=GREY, alpha=0.15, lw=0, label=name)
         return
-    on = ax if name == "queue_s" or right is None else right
-    on.plot(at_s, values, color=_COLOURS[name], drawstyle="steps-post", lw=1.4, label=name)
-    if on is right:
-        on.set(ylabel="requests in the server")
-        on.set_ylim(bottom=0)
-        on.yaxis.set_major_locator(MaxNLocator(integer=True))
-        on.grid(False)
+    # a queue time is of those that left since the scrape before; the others hold to the next
+    on, step = (ax, "steps-pre") if name == "queue_s" else (right, "steps-post")
+    on.plot(at_s, values, color=_COLOURS[name], drawstyle=step, lw=1.4, label=name)
+
+
+def _right_axis(right: Axes) -> None:
+    right.set_visible(bool(right.lines))
+    right.set(ylabel="requests in the server")
+    right.set_ylim(bottom=0)
+    right.yaxis.set_major_locator(MaxNLocator(integer=True))
+    right.grid(False)
+
+
+def _legend(ax: Axes, right: Axes, metric: str) -> None:
+    """Below the axes: two sets of curves leave no part of them free for certain."""
+    names = {metric: f"{LABELS[metric]} (left)"} | _NAMES
+    drawn = [artist for artist in (*ax.lines, *right.lines, *ax.collections) if artist.get_label() in names]
+    labels = [names[str(artist.get_label())] for artist in drawn]
+    ax.legend(drawn, labels, loc="upper left", bbox_to_anchor=(0, -0.17), ncols=3, markerscale=3, fontsize=9)
 
 
 def _left_axis(ax: Axes, latency_s: Floats) -> None:

@@ -124,8 +124,8 @@ def goodput(
 
     Examples
     --------
-    >>> found = lp.goodput(run, ttft_s=10.0)
-    >>> found.met == (run.requests["outcome"] == "ok").sum()
+    >>> found = goodput(run, ttft_s=10.0)
+    >>> bool(found.met == (run.requests["outcome"] == "ok").sum())
     True
     >>> found.frame.index.tolist()
     ['wire', 'seen']

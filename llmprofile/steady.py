@@ -145,8 +145,10 @@ def steady_state(run: Run) -> Steadiness:
 
     Examples
     --------
-    >>> lp.steady_state(run).window_s is None or lp.steady_state(run).window_s[0] >= 0
-    True
+    >>> import dataclasses
+    >>> rows = run.requests.assign(ttft_s=np.linspace(0.01, 0.05, len(run.requests)))
+    >>> steady_state(dataclasses.replace(run, requests=rows)).sentence
+    "Never stationary: TTFT went from 1... ms to 4... ms..."
     """
     series, origin_ns, metric = _series(run)
     fewest = min((len(values) for _, values in series.values()), default=0)
@@ -156,12 +158,12 @@ def steady_state(run: Run) -> Steadiness:
     cut_s = max(float(at_s[mser5(values)]) for at_s, values in series.values())
     whole, rest = _trends(series, (0.0, end_s), LEVEL), _trends(series, (cut_s, end_s), LEVEL)
     drifted = next((trends for trends in (whole, rest) if any(t.drifts for t in trends)), None)
-    if drifted is None:
-        return _undrifted(run, rest, (cut_s, end_s), origin_ns, metric)
     parts = [(cut_s, end_s), (end_s / 2, end_s), (0.0, end_s / 2)]
-    part = next((window for window in parts if _quiet(series, window, drifted)), None)
+    part = parts[0] if drifted is None else next((w for w in parts if _quiet(series, w, drifted)), None)
+    if part and (short := _too_short(run, part)):
+        return Steadiness(None, None, None, cut_s, drifted or rest, short)
     settled, window_ns = part is not None and part[1] == end_s, None if part is None else _stamps(part, origin_ns)
-    return Steadiness(settled, part, window_ns, cut_s, drifted, _drifted_text(drifted, part, settled))
+    return Steadiness(settled, part, window_ns, cut_s, drifted or rest, _text(drifted, part, settled, metric))
 
 
 def mser5(values: Floats) -> int:
@@ -267,26 +269,26 @@ def _stamps(window_s: tuple[float, float], origin_ns: int) -> tuple[int, int]:
     return origin_ns + math.floor(start_s * 1e9), origin_ns + math.ceil(end_s * 1e9)
 
 
-def _undrifted(
-    run: Run, trends: tuple[Trend, ...], window_s: tuple[float, float], origin_ns: int, metric: str
-) -> Steadiness:
+def _too_short(run: Run, window_s: tuple[float, float]) -> str:
+    """Why a window is too short to be called stationary, or ""."""
     e2e_s = run.requests.loc[run.requests["outcome"] == "ok", column_of("e2e_s", run_clock(run))].mean()
-    cut_s, end_s = window_s
-    if end_s < DURATIONS * e2e_s:
-        short = (
-            f"Too short to tell: requests were sent for {show_time(end_s)} and last {show_time(e2e_s)}; "
-            f"send for {DURATIONS} times as long as they last."
-        )
-        return Steadiness(None, None, None, cut_s, trends, short)
-    said = f"Stationary {_window_text(window_s)}: neither {_name(metric)} nor the requests in flight drift."
-    return Steadiness(True, window_s, _stamps(window_s, origin_ns), cut_s, trends, said)
+    span_s = window_s[1] - window_s[0]
+    if not span_s < DURATIONS * e2e_s:
+        return ""
+    return (
+        f"Too short to tell: nothing drifts for {show_time(span_s)}, and requests last {show_time(e2e_s)}; "
+        f"send for more than {DURATIONS} times as long as they last."
+    )
 
 
 def _window_text(window_s: tuple[float, float]) -> str:
     return f"from {show_time(window_s[0])} to {show_time(window_s[1])} after the first send"
 
 
-def _drifted_text(drifted: tuple[Trend, ...], part: tuple[float, float] | None, settled: bool) -> str:
+def _text(drifted: tuple[Trend, ...] | None, part: tuple[float, float] | None, settled: bool, metric: str) -> str:
+    if drifted is None and part is not None:
+        return f"Stationary {_window_text(part)}: neither {_name(metric)} nor the requests in flight drift."
+    assert drifted is not None
     what = " and ".join(str(t) for t in drifted if t.drifts)
     if part is None:
         rising = all(t.means[-1] > t.means[0] for t in drifted if t.drifts)

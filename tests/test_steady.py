@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pandas as pd
 import pytest
 from scipy import signal, stats
 
+import llmprofile as lp
 from llmprofile.records import Run
 from llmprofile.steady import LEVEL, drift_p, mser5, steady_state
 
@@ -223,10 +225,24 @@ def test_too_few_requests_and_too_short_a_run_say_so() -> None:
     assert (few.steady, few.window_s) == (None, None)
     assert few.sentence == "Too few requests to tell: 99 of 100 that are needed."
     rng = np.random.default_rng(3)
-    short = steady_state(make_run(np.zeros(200) + np.arange(200) * 1e-3, rng.normal(5, 0.1, 200), timeout_s=600))
-    assert short.steady is not True
+    at_s = np.arange(2000) / 2000 * 60  # a minute of requests that last seven seconds
+    short = steady_state(make_run(at_s, np.where(at_s < 1, 7.5, rng.normal(7, 0.1, 2000))))
+    assert (short.steady, short.window_s, short.window_ns) == (None, None, None)
+    assert short.sentence.startswith("Too short to tell: nothing drifts for ")
+    assert "requests last 7.0" in short.sentence and "more than 10 times" in short.sentence
     none = steady_state(make_run(np.arange(200) / 10, np.ones(200), "connect_error"))
     assert none.steady is None and "0 of 100" in none.sentence
+
+
+def test_a_server_that_is_asked_for_more_than_it_can_do(tmp_path: Path) -> None:
+    """Four places of 0.11 s each: 36 requests a second at most, and 60 are sent."""
+    with lp.ReferenceServer(ttft_s=0.02, itl_s=0.01, max_batch=4, seed=1) as server:
+        run = lp.run_load(
+            *(server.url, lp.Poisson(60), 300), output_tokens=10, seed=2, out=tmp_path / "run", progress=False
+        )
+    found = steady_state(run)
+    assert (found.steady, found.window_s) == (False, None)
+    assert "TTFT went from" in found.sentence and "requests in flight went from" in found.sentence
 
 
 def test_answers_that_are_no_streams_are_judged_by_their_e2e() -> None:
