@@ -293,7 +293,7 @@ class _Coding:
 
 
 def _until_it_breaks(inflate: Any, data: bytes) -> bytes:
-    out = []
+    out: list[bytes] = []
     with contextlib.suppress(zlib.error):
         out.extend(inflate.decompress(data[i : i + 1]) for i in range(len(data)))
     return b"".join(out)
