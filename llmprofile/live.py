@@ -301,7 +301,7 @@ def _percentiles(values: Floats) -> dict[str, float]:
 
 
 class Live:
-    """Follows a load: each `update` reads what is new and gives the figures of the moment.
+    """Follows a load: each `update` reads what is new and gives the figures of the moment; so does its repr, as a line.
 
     Parameters
     ----------
@@ -325,6 +325,12 @@ class Live:
         self._history: deque[tuple[float, ...]] = deque(maxlen=int(4 * SHOWN_S))
         self._begun: deque[tuple[float, int]] = deque([(0.0, 0)], maxlen=5)
         self._rate_per_s = math.nan
+
+    def __repr__(self) -> str:
+        return as_line(self.update())
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        return {"text/plain": repr(self)}
 
     def update(self) -> Figures:
         """Read what is new, a bounded part of it, and sum up."""
@@ -468,6 +474,7 @@ _STYLE = """<style>
 .llmprofile-live .foot{display:block;margin-top:4px}
 .llmprofile-live .big{font-size:20px;line-height:1.5}
 .llmprofile-live .three{display:grid;grid-template-columns:repeat(3,1fr)}
+.llmprofile-live .big>span{font-size:15px}
 .llmprofile-live .three span{font-size:15px;line-height:1.6;white-space:nowrap}
 .llmprofile-live svg{display:block;width:100%;height:34px;margin-top:auto;color:var(--jp-brand-color1,#1976d2)}
 .llmprofile-live .light{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin-right:.35em}
@@ -524,8 +531,8 @@ def _utilisation(f: Figures) -> str:
 _COLOURS = {"green": MARKS["trustworthy"], "amber": MARKS["biased"], "red": MARKS["invalid"], "grey": "#888"}
 
 
-def _light(colour: str, words: str) -> str:
-    return f'<div class="big"><span class="light {colour}" style="background:{_COLOURS[colour]}"></span>{words}</div>'
+def _light(colour: str, html: str) -> str:
+    return f'<div class="big"><span class="light {colour}" style="background:{_COLOURS[colour]}"></span>{html}</div>'
 
 
 def _bias(f: Figures) -> str:
@@ -535,7 +542,7 @@ def _bias(f: Figures) -> str:
         return f"{_light(colour, words)}<small>{why}</small>"
     allowed = f"up to {show_time(f.bias.allowed_s)} is on the mark"
     figures = "the figures here are the wire's" if f.clock == "wire" else "it is in the figures here"
-    light = _light(colour, f"{show_bias(f.bias.mean_s)}: {words}")
+    light = _light(colour, f"{show_bias(f.bias.mean_s)}: <span>{words}</span>")
     return f"{light}<small>on the client's own clock ({f.bias.clock}); {allowed}; {figures}</small>"
 
 

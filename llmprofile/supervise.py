@@ -85,12 +85,12 @@ class Load:
         return f"Load {self.folder}: {p.state}, {p.done} of {p.scheduled} done, {p.in_flight} in flight"
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """In a notebook the dashboard, the same each time; elsewhere a line."""
+        """In a notebook the dashboard, the same each time; elsewhere a line of the moment's figures."""
         from llmprofile.widgets import watch  # here, since it brings ipywidgets
 
-        if self._dashboard is None and in_notebook():
+        if self._dashboard is None:
             self._dashboard = watch(self)
-        return {"text/plain": repr(self)} if self._dashboard is None else self._dashboard._repr_mimebundle_(**kwargs)
+        return dict(self._dashboard._repr_mimebundle_(**kwargs))
 
     @property
     def meta(self) -> dict[str, Any]:

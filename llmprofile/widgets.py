@@ -12,12 +12,12 @@ from html import escape
 from typing import Any
 
 from llmprofile.errors import UsageError
-from llmprofile.live import Live, Watched, as_html, as_line, in_notebook
+from llmprofile.live import Live, Watched, as_html, in_notebook
 from llmprofile.records import Run
 
 try:
     import ipywidgets
-except ImportError:  # pragma: no cover
+except ImportError:
     ipywidgets = None
 
 UPDATE_S = 0.3
@@ -38,9 +38,9 @@ def watch(load: Watched) -> Any:
 
     Returns
     -------
-    VBox or None
-        The dashboard, in a notebook: a widget, to be the last line of a cell. Elsewhere, or without ipywidgets, None:
-        a line on standard error, kept up to date if that is a terminal.
+    VBox or Live
+        The dashboard, in a notebook: a widget, to be the last line of a cell. Elsewhere, or without ipywidgets,
+        something that shows itself as a line of the figures at that moment.
 
     Raises
     ------
@@ -50,16 +50,13 @@ def watch(load: Watched) -> Any:
     Examples
     --------
     >>> load = lp.start_load(server.url, lp.Poisson(rate_per_s=50), n=10, output_tokens=4)
+    >>> run = load.wait()
     >>> watch(load)
-    >>> load.wait().meta["outcomes"]
-    {'ok': 10}
+    done ... s: 10 of 10 done, 0 in flight; ...
     """
     if not all(hasattr(load, name) for name in ("progress", "result", "stop")):
         raise UsageError(f"watch takes a load, as start_load returns it; not {type(load).__name__}")
-    if ipywidgets is not None and in_notebook():
-        return dashboard(load)
-    _in_background(_keep_line, load)
-    return None
+    return dashboard(load) if ipywidgets is not None and in_notebook() else Live(load)
 
 
 def dashboard(load: Watched) -> Any:
@@ -78,23 +75,13 @@ def dashboard(load: Watched) -> Any:
             button.layout.display = "none"
 
     button.on_click(stop)
-    _in_background(_keep_html, load, show)
+    threading.Thread(target=_keep_up, args=(load, show), name="llmprofile-dashboard", daemon=True).start()
     return ipywidgets.VBox([button, view])
 
 
-def _in_background(target: Callable[..., None], *given: Any) -> None:
-    threading.Thread(target=_yielding, args=(target, *given), name="llmprofile-dashboard", daemon=True).start()
-
-
-def _yielding(target: Callable[..., None], *given: Any) -> None:
-    """Run at the lowest priority, so that a worker on this core doesn't wait for a dashboard."""
-    if sys.platform == "linux":  # where a thread has a priority of its own
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-    target(*given)
-
-
-def _keep_html(load: Watched, show: Callable[[str], None]) -> None:
+def _keep_up(load: Watched, show: Callable[[str], None]) -> None:
+    """Show the figures of a load until it ends, then its run."""
+    _give_way()
     # A widget takes values from any thread, as long as one thread sets them: this one the figures, the kernel's main
     # one the button. An update that took long delays the next: none are queued.
     try:
@@ -108,18 +95,16 @@ def _keep_html(load: Watched, show: Callable[[str], None]) -> None:
         show(_ended(load.result))
 
 
+def _give_way() -> None:
+    """Give this thread the lowest priority, so that a worker on its core doesn't wait for a dashboard."""
+    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+
+
 def _ended(result: Run | Exception) -> str:
     """The run, or why there is none."""
-    return result._repr_html_() if isinstance(result, Run) else f"<div>There is no run: {escape(str(result))}.</div>"
-
-
-def _keep_line(load: Watched) -> None:
-    live, out, width = Live(load), sys.stderr, 0
-    while load.result is None:
-        if out.isatty() or in_notebook():
-            line = as_line(live.update())
-            out.write("\r" + line.ljust(width))
-            out.flush()
-            width = len(line)
-        time.sleep(UPDATE_S)
-    out.write(("\r" if width else "") + as_line(live.update()).ljust(width) + "\n")
+    if not isinstance(result, Run):
+        return f"<div>There is no run: {escape(str(result))}.</div>"
+    # the class by which JupyterLab styles the tables of other outputs; a widget's lines are as high as a button
+    return f'<div class="jp-RenderedHTMLCommon" style="line-height: 1.4">{result._repr_html_()}</div>'

@@ -345,7 +345,7 @@ def test_light_is_shown_in_colour_and_in_words(recorded: Record, off_ns: int, co
     figures = Live(load).update()
     assert figures.bias.light[0] == colour
     html = as_html(figures)
-    assert f'class="light {colour}"' in html and f": {figures.bias.light[1]}</div>" in html
+    assert f'class="light {colour}"' in html and f": <span>{figures.bias.light[1]}</span>" in html
     assert f": {figures.bias.light[1]}" in as_line(figures)
 
 
