@@ -451,7 +451,7 @@ def _verdict(law: str, rivals: pd.DataFrame, times: pd.DataFrame, curve: pd.Data
     measured_s, se = _cell(times, "mean", "measured_s"), _cell(times, "mean", "measured_se_s")
     unsure = mine not in fitting and abs(_cell(rivals, mine, "mean_s") - measured_s) <= 2 * se
     if unsure:
-        said += f"it can't be ruled out, as the measured mean has a standard error of {se / measured_s:.0%}"
+        said += f"it can't be ruled out, as the measured mean has a standard error of {show_time(se)}"
     else:
         said += "near" if mine in fitting else "it does not fit"
     if (unsure or mine in fitting) and not poisson:
