@@ -41,8 +41,8 @@ _NAMES = {
 def server_side(run: Run, metric: str = "ttft_s", ax: Axes | None = None) -> Axes:
     """What the server said of itself over what the client measured, on one time axis.
 
-    A dot is an `ok` request at its sending, on the run's own clock. What is running and waiting is drawn from one scrape
-    to the next, a queue time back to the scrape before, since which those that it is the mean of left the queue.
+    A dot is an `ok` request at its sending, on the run's own clock. What is running and waiting is drawn from one
+    scrape to the next, a queue time back to the scrape before, since which those that it is the mean of left the queue.
 
     Parameters
     ----------

@@ -66,7 +66,7 @@ class Goodput:
 
     def _head(self) -> str:
         known = not math.isnan(self.share_lo)
-        share = f"{self.share:.1%}" + f" [{self.share_lo:.1%}, {self.share_hi:.1%}]" * known
+        share = _percent(self.share) + f" [{self.share_lo:.1%}, {self.share_hi:.1%}]" * known
         rate = show_rate(self.rate_per_s)
         rate += f" [{show_rate(self.rate_lo_per_s)}, {show_rate(self.rate_hi_per_s)}]" * known
         limits = " and ".join(_limit_text(metric, limit_s) for metric, limit_s in self.limits.items())
@@ -78,13 +78,17 @@ class Goodput:
             wrongly = ["–" if pd.isna(row[c]) else f"{int(row[c]):,}" for c in ("failed_wrongly", "passed_wrongly")]
             rows[clock] = [
                 f"{int(row['met']):,}",
-                f"{row['share']:.1%}",
+                _percent(row["share"]),
                 *(f"{int(row[m]):,}" for m in self.limits),
                 *wrongly,
             ]
         limits = [_limit_text(metric, limit_s) for metric, limit_s in self.limits.items()]
         head = ["meet all", "share", *limits, "failed wrongly", "passed wrongly"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=head).rename_axis("clock")
+
+
+def _percent(share: float) -> str:
+    return "–" if math.isnan(share) else f"{share:.1%}"
 
 
 def _limit_text(metric: str, limit_s: float) -> str:

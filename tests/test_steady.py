@@ -228,7 +228,7 @@ def test_too_few_requests_and_too_short_a_run_say_so() -> None:
     at_s = np.arange(2000) / 2000 * 60  # a minute of requests that last seven seconds
     short = steady_state(make_run(at_s, np.where(at_s < 1, 7.5, rng.normal(7, 0.1, 2000))))
     assert (short.steady, short.window_s, short.window_ns) == (None, None, None)
-    assert short.sentence.startswith("Too short to tell: nothing drifts for ")
+    assert short.sentence.startswith("Too short to tell: there are ")
     assert "requests last 7.0" in short.sentence and "more than 10 times" in short.sentence
     none = steady_state(make_run(np.arange(200) / 10, np.ones(200), "connect_error"))
     assert none.steady is None and "0 of 100" in none.sentence
@@ -238,11 +238,21 @@ def test_a_server_that_is_asked_for_more_than_it_can_do(tmp_path: Path) -> None:
     """Four places of 0.11 s each: 36 requests a second at most, and 60 are sent."""
     with lp.ReferenceServer(ttft_s=0.02, itl_s=0.01, max_batch=4, seed=1) as server:
         run = lp.run_load(
-            *(server.url, lp.Poisson(60), 300), output_tokens=10, seed=2, out=tmp_path / "run", progress=False
+            *(server.url, lp.Poisson(60), 160), output_tokens=10, seed=2, out=tmp_path / "run", progress=False
         )
     found = steady_state(run)
     assert (found.steady, found.window_s) == (False, None)
     assert "TTFT went from" in found.sentence and "requests in flight went from" in found.sentence
+
+
+def test_a_short_run_that_fills_up_is_not_said_to_grow() -> None:
+    """Seven request durations: the first is spent until there are as many in flight as there will be."""
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        at_s = np.cumsum(rng.exponential(0.01, 400))
+        found = steady_state(make_run(at_s, rng.normal(0.55, 0.02, 400)))
+        assert (found.steady, found.window_s) == (None, None)
+        assert found.sentence.startswith("Too short to tell: there are ")
 
 
 def test_answers_that_are_no_streams_are_judged_by_their_e2e() -> None:
