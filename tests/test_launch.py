@@ -177,6 +177,13 @@ def lateness_s(run: Run) -> float:
     return float(run.requests["lateness_s"].quantile(0.99))
 
 
+def test_connections_are_warm_for_the_busiest_second(server: lp.ReferenceServer, tmp_path: Path) -> None:
+    due_s = np.concatenate([[0.0, 1.0], np.full(60, 1.5)])  # 40 a second on average
+    burst = Trace({"due_s": due_s, "prompt_tokens": np.full(62, 5), "output_tokens": np.full(62, 2)})
+    rows = lp.run_load(server.url, burst, out=tmp_path / "run", progress=False).requests
+    assert rows["connect_s"].isna().all()
+
+
 @pytest.mark.parametrize("processes", [1, 4])
 def test_a_trace_keeps_its_law_at_the_send(server: lp.ReferenceServer, tmp_path: Path, processes: int) -> None:
     """Four minutes of Azure's trace in three seconds: gaps and bursts as recorded, lengths too."""

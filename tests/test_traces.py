@@ -86,7 +86,15 @@ def test_requests_come_in_the_order_of_their_times(tmp_path: Path) -> None:
     shuffled = [MOONCAKE[k] for k in (2, 0, 3, 1)]
     trace = Trace(mooncake(tmp_path, *shuffled))
     assert trace.due_s.tolist() == ARRAYS["due_s"]
-    assert trace.prompt_tokens.tolist() == [10, 20, 30, 40]  # equal times keep the order of the file
+    assert trace.prompt_tokens.tolist() == [10, 20, 30, 40]
+    # equal times keep the order of the file
+    tied = Trace({"due_s": np.arange(300) // 100 % 2, "prompt_tokens": np.arange(300) + 1, "output_tokens": [1] * 300})
+    assert tied.prompt_tokens.tolist() == [*range(1, 101), *range(201, 301), *range(101, 201)]
+
+
+def test_times_of_several_zones_are_times(tmp_path: Path) -> None:
+    trace = Trace(azure(tmp_path, "2024-05-10 01:00:00+00:00,1,1", "2024-05-10 02:00:03.5+01:00,2,2"))
+    assert trace.due_s.tolist() == [0.0, 3.5]
 
 
 def test_speed_divides_every_gap() -> None:

@@ -87,6 +87,12 @@ def test_usage_that_counts_more_tokens_than_events_shares_them_out() -> None:
     assert cut.meta["rates"]["tokens_per_s"] == pytest.approx((TOKENS - 2 + 10 / 2) / SPAN_S)
 
 
+def test_events_count_one_token_each_where_the_number_of_tokens_is_not_known() -> None:
+    run = forty()
+    cut = window(with_column(run, output_tokens=run.requests["output_tokens"].where(run.requests.index != 3)), **CUT)
+    assert cut.meta["rates"]["tokens_per_s"] == pytest.approx(TOKENS / SPAN_S)
+
+
 def test_tokens_of_an_answer_that_is_no_stream_come_with_its_end() -> None:
     run = forty()
     no_stream = dataclasses.replace(run, _tables={"events": run.events.iloc[:0]})
