@@ -6,6 +6,7 @@ A notebook without a check of its own figures fails.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -122,7 +123,7 @@ def check_bursts(found: dict[str, Any]) -> None:
     # M/G/1 of an exponential service of 10 ms at ρ = 0.5 waits for one service; a sample of 20,000 gives its moments
     for row in found["waits"].values():
         assert row["M/G/1_s"] == pytest.approx(0.01, rel=0.06)
-    # the trace whose gaps are nearly Poisson's waits a little longer than M/G/1 has it, the bunched one beyond any formula
+    # nearly Poisson gaps wait a little longer than M/G/1 has it, bunched ones beyond any formula
     assert 1 < found["waits"]["conv"]["trace_s"] / found["waits"]["conv"]["M/G/1_s"] < 2
     assert found["waits"]["code"]["trace_s"] > 1.5 * found["waits"]["code"]["G/G/1_s"] > 50 * 0.01
     for share in found["shares"].values():
@@ -135,10 +136,100 @@ def check_bursts(found: dict[str, Any]) -> None:
         assert abs(found["summary"]["M/G/1 over measured"] - 1) > abs(found["summary"]["batches over measured"] - 1)
 
 
+LESSON = """{
+    "wait_s": [half.mean_wait_s, full.mean_wait_s],
+    "simulated": simulated.to_dict("list"),
+    "told": told.to_dict(),
+    "rates": [60 * (TOKENS + 1), fit.model.rate_per_s],
+    "service_s": fit.model.service.mean_s,
+    "work_s": WORK_S,
+    "ttft": {name: part.astype(float).to_dict() for name, part in of_ttft.items()},
+    "freezes": {
+        way: {
+            "due": int(((run.requests["due_ns"] - frozen_ns) / 1e9).between(0.001, STALL_S - SLOW_S).sum()),
+            **{start: int((run.requests[column] > SLOW_S).sum())
+               for start, column in {"from sent": "ttft_s", "from due": "ttft_due_s"}.items()},
+        }
+        for way, (run, frozen_ns) in asked.items()
+    },
+    "capped": lp.verdict(asked["capped"][0]).word,
+    "shared_out": shared_out.reset_index().to_dict("list"),
+    "too_small": enough[WORK_S / 2].needed,
+    "bursts": burst_waits.reset_index().to_dict("list"),
+    "laws": [fit.law, burst_fit.law],
+    "off": (frame["difference_s"] / frame["true_s"]).to_dict(),
+    "lengths": lengths.requests[["output_tokens", "ttft_s", "tpot_s", "ntpot_s"]].astype(float).T.to_numpy().tolist(),
+}"""
+EXERCISES = ("utilisation", "mean-wait", "enough", "formula")
+
+
+def check_lesson(found: dict[str, Any]) -> None:
+    check_exercises()
+    # M/M/1: E[S] ρ/(1 − ρ), M/D/1: half of it; the variance of a simulated mean is at most Daley's for M/M/1
+    assert found["wait_s"] == pytest.approx([0.001, 0.009])
+    simulated = {name: np.array(column) for name, column in found["simulated"].items()}
+    rho = simulated["rate_per_s"] / 1000
+    theory_s = 0.001 * rho / (1 - rho) * np.where(simulated["label"] == "M/M/1", 1, 0.5)
+    variance = rho * (2 + 5 * rho - 4 * rho**2 + rho**3) / (1 - rho) ** 4 / 200_000
+    assert (np.abs(simulated["mean_s"] - theory_s) < 4 * 0.001 * np.sqrt(variance)).all()
+    # means add, quantiles don't
+    off_s, wait_s = found["told"]["off by"], found["told"]["wait"]
+    assert off_s["mean"] == pytest.approx(wait_s["mean"])
+    assert 2 * off_s["mean"] < off_s["p99"] < wait_s["p99"]
+    # the client does its work on every event, and says so in its service and in its handling
+    assert found["rates"][1] == pytest.approx(found["rates"][0], rel=0.25)
+    assert found["service_s"] > 0.85 * found["work_s"]
+    for part in found["ttft"].values():
+        assert part["handling_s"] >= found["work_s"]
+        assert part["sending_s"] + part["waiting_s"] + part["handling_s"] == pytest.approx(part["difference_s"])
+    assert found["too_small"] is None
+    # what was due while the server was frozen was answered late, whenever it was sent
+    closed, opened, capped = (found["freezes"][way] for way in ("closed", "open", "capped"))
+    assert min(way["from sent"] for way in found["freezes"].values()) >= 2
+    assert closed["from due"] == closed["from sent"]
+    assert opened["from due"] >= opened["due"] > 12  # 80 a second for 0.4 s
+    assert capped["from due"] >= capped["due"] > 12
+    assert capped["from due"] > capped["from sent"]
+    assert found["capped"] == "invalid"
+    shared_out = {name: np.array(column) for name, column in found["shared_out"].items()}
+    k = shared_out["processes"]
+    assert shared_out["mean wait (ms)"] == pytest.approx(0.8 / (k - 0.8))
+    # a burst of n, dealt to k: (n − 1)/2k services before a token; at random M/D/1
+    bursts = {name: np.array(column) for name, column in found["bursts"].items()}
+    k = bursts["processes"]
+    assert bursts["in bursts"] == pytest.approx(0.001 * 19 / (2 * k), rel=1e-3)
+    assert bursts["at random"] == pytest.approx(0.001 * 0.25 / (k - 0.5))
+    assert found["laws"][1] in ("D^X/G/1", "M^X/G/1")
+    # ten tokens each: NTPOT is a tenth of the whole latency, and off by the same share
+    assert found["off"]["ntpot_s"] == pytest.approx(found["off"]["e2e_s"])
+    assert found["off"]["ttft_s"] > found["off"]["e2e_s"] > 0
+    n, ttft_s, tpot_s, ntpot_s = map(np.array, found["lengths"])
+    assert ntpot_s == pytest.approx((ttft_s + (n - 1) * tpot_s) / n)
+
+
+def check_exercises() -> None:
+    """The cells as they stand are not answered yet; the folded solutions are right, and a slip is called one."""
+    cells = {cell.id: cell.source for cell in nbformat.read(FOLDER / "04_teaching_queueing_bias.ipynb", 4).cells}
+    said: list[str] = []
+    names: dict[str, Any] = {"print": said.append}
+    for name in ("imports", "examiner"):
+        exec(cells[name], names)
+    for name in EXERCISES:
+        solution = re.search(r"```python\n(.*?)```", cells[f"{name}-solution"], re.DOTALL)
+        assert solution is not None
+        asked = cells[name]
+        for answer in (asked, solution[1], asked.replace("...", "0.123"), asked.replace("return ...", "pass")):
+            exec(answer, names)
+            exec(cells[f"{name}-check"], names)
+    found = [answer.split(":")[0].split(".")[0] for answer in said]
+    assert found == ["Not answered yet", "Right", "Not quite", "Not quite"] * len(EXERCISES)
+
+
 CHECKS: dict[str, tuple[str, int, Callable[[dict[str, Any]], None]]] = {
     "01_quickstart.ipynb": (QUICKSTART, 4, check_quickstart),  # it draws four figures
     "02_reproduce_the_paper.ipynb": (REPRODUCE, 6, check_reproduce),
     "03_where_mg1_fails.ipynb": (BURSTS, 3, check_bursts),
+    "04_teaching_queueing_bias.ipynb": (LESSON, 9, check_lesson),
 }
 # These read recorded runs beside their own folder, and measure live when they are told to.
 RECORDED = ("02_reproduce_the_paper.ipynb", "03_where_mg1_fails.ipynb")
