@@ -176,6 +176,7 @@ def say(ax: Axes, text: str) -> None:
 
 def key(ax: Axes, entries: list[tuple[str, str]]) -> None:
     """Lines of text (text, colour) that say which curve is which, in a part of the axes that curves leave free."""
+    ax.autoscale_view()  # else the limits are not known yet, and so not where the curves run
     points_per_dot = 72 / ax.get_figure(root=True).dpi  # type: ignore[union-attr]
     width_pt, height_pt = ax.bbox.width * points_per_dot, ax.bbox.height * points_per_dot
     wide = min(1.0, max(len(text) for text, _ in entries) * LETTER_PT / width_pt)
