@@ -272,6 +272,7 @@ def execute(path: Path, folder: Path, changes: Mapping[str, str] = MappingProxyT
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.timeout(300)
 def test_a_notebook_runs_and_its_figures_are_right(path: Path, tmp_path: Path) -> None:
     execute(path, FOLDER if path.name in RECORDED else tmp_path)
 
