@@ -245,7 +245,7 @@ def _in_flight(run: Run, rows: pd.DataFrame) -> Floats:
     timeout_s, outcome = run.meta["asked"].get("timeout_s") or math.inf, rows["outcome"].to_numpy(object)
     ends_ns = np.where(outcome == "timeout", sent_ns + timeout_s * 1e9, ends_ns)
     ends_ns = np.where(np.isin(outcome, ["cancelled", "lost"]), np.inf, ends_ns)
-    return np.arange(len(rows)) - np.searchsorted(np.sort(ends_ns), sent_ns, side="right").astype(float)
+    return np.arange(len(rows)) - np.searchsorted(np.sort(ends_ns), sent_ns).astype(float)
 
 
 def _trends(series: Series, window_s: tuple[float, float], level: float) -> tuple[Trend, ...]:

@@ -223,17 +223,12 @@ def test_an_older_name_is_known_too(tmp_path: Path) -> None:
 
 
 def test_queue_time_is_the_mean_between_two_scrapes(tmp_path: Path) -> None:
-    counters = [
-        (10, 1.0),
-        (14, 3.0),
-        (14, 3.0),
-        (2, 0.5),
-        (4, 0.5),
-    ]  # four waited 0.5 s; none; a restart; two, not at all
+    # four waited 0.5 s; none; a restart; two, not at all; a restart with more than before
+    counters = [(10, 1.0), (14, 3.0), (14, 3.0), (2, 0.5), (4, 0.5), (9, 0.2)]
     pages = [f"tgi_request_queue_duration_sum {s}\ntgi_request_queue_duration_count {n}\n" for n, s in counters]
     frame = server_metrics(run_with(tmp_path, *pages))
-    assert frame["at_s"].tolist() == [0, 1, 2, 3, 4]
-    assert frame["value"].tolist() == pytest.approx([math.nan, 0.5, math.nan, math.nan, 0.0], nan_ok=True)
+    assert frame["at_s"].tolist() == [0, 1, 2, 3, 4, 5]
+    assert frame["value"].tolist() == pytest.approx([math.nan, 0.5, math.nan, math.nan, 0.0, math.nan], nan_ok=True)
 
 
 def test_a_page_of_unknown_names_is_kept_and_refused_by_name(tmp_path: Path) -> None:

@@ -199,6 +199,12 @@ def test_requests_in_flight_are_those_each_one_found() -> None:
     assert trend.means == pytest.approx([8.5, 9.5, 10.5, 11.5], abs=0.6)
 
 
+def test_a_request_that_ends_at_once_is_not_its_own_company() -> None:
+    at_s, ended = np.arange(1000) / 10, np.arange(1000) % 2 == 0
+    run = make_run(at_s, np.where(ended, 0.0, 0.05), np.where(ended, "connect_error", "ok"))
+    assert steady_state(run).trends[1].means == (0, 0, 0, 0)
+
+
 def test_requests_that_time_out_are_in_flight_for_the_timeout_and_lost_ones_to_the_end() -> None:
     at_s, ttft_s = np.arange(1000) / 10, np.full(1000, 0.55)
     out = np.where(np.arange(1000) % 5 == 0, "timeout", "ok")
