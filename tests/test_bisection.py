@@ -18,10 +18,11 @@ from llmprofile.bisection import (
     UNMEASURED,
     Rule,
     Sample,
+    block_growths,
     clustered_interval,
+    growth_interval,
     judge,
     look_level,
-    mean_interval,
     most_steps,
     search,
 )
@@ -46,9 +47,7 @@ def played(
     due_s, times_s = queue_run(rate_per_s, duration_s, rng, warm)
     block = np.minimum((due_s / duration_s * blocks).astype(int), blocks - 1)
     total, met = (np.bincount(block, weights, blocks).astype(int) for weights in (None, times_s <= LIMIT_S))
-    at_s = due_s - due_s.mean()
-    growth = float((at_s * times_s).sum() / (at_s**2).sum()) if len(due_s) > 2 else math.nan
-    return Sample(met[total > 0], total[total > 0], growth)
+    return Sample(met[total > 0], total[total > 0], block_growths(due_s, times_s, blocks))
 
 
 def share_at(rate_per_s: float) -> float:
@@ -113,19 +112,38 @@ def test_ends_of_the_range() -> None:
     assert 0.95 < low < 1 and high == 1
 
 
-def test_bounds_of_a_mean_are_students() -> None:
-    values = np.array([0.1, 0.4, 0.2, np.nan, 0.3])
-    low, high = mean_interval(values, 0.95)
-    expected = stats.t.interval(0.9, 3, loc=0.25, scale=stats.sem(values[[0, 1, 2, 4]]))
-    assert (low, high) == pytest.approx(expected)
-    assert mean_interval(values[:2], 0.95) == (-math.inf, math.inf)
+@pytest.mark.parametrize("drift", [0.0, 0.3])
+def test_bounds_of_growth_hold_for_a_random_walk_and_not_without_their_correction(drift: float) -> None:
+    seeds, level, n = 4000, 0.95, 2000
+    rng = np.random.default_rng(7)
+    missed = {"low": 0, "high": 0, "uncorrected": 0}
+    for _ in range(seeds):
+        walk_s = np.cumsum(rng.normal(drift, 1.0, n))
+        growths = block_growths(np.arange(n) * 1.0, walk_s, 30)
+        low, high = growth_interval(growths, level)
+        missed["low"] += low > drift
+        missed["high"] += high < drift
+        half = (high - low) / 2 / math.sqrt(1.5)
+        missed["uncorrected"] += abs(growths.mean() - drift) > half
+    error = 4 * math.sqrt(level * (1 - level) / seeds)
+    assert missed["low"] / seeds == pytest.approx(1 - level, abs=error + 0.005)
+    assert missed["high"] / seeds == pytest.approx(1 - level, abs=error + 0.005)
+    assert missed["uncorrected"] / seeds > 2 * (1 - level) + 2 * error
+
+
+def test_growths_pass_over_blocks_without_values() -> None:
+    at_s = np.array([0.0, 1.0, 6.0, 7.0, 8.0, 10.0])
+    # of ten blocks six hold values; what lies between two means is the time between their requests
+    np.testing.assert_allclose(block_growths(at_s, 3 * at_s, 10), np.full(5, 3.0))
+    assert len(block_growths(np.zeros(5), np.ones(5), 10)) == len(block_growths(np.zeros(0), np.zeros(0), 10)) == 0
+    assert growth_interval(np.array([0.1]), 0.95) == (-math.inf, math.inf)
 
 
 # decisions
 
 
-def sample(share: float, growth: float = math.nan, **kinds: bool) -> Sample:
-    return Sample(np.full(10, round(100 * share)), np.full(10, 100), growth, **kinds)
+def sample(share: float, *growths: float, **kinds: bool) -> Sample:
+    return Sample(np.full(10, round(100 * share)), np.full(10, 100), np.array(growths), **kinds)
 
 
 def test_a_rate_is_decided_by_bounds_and_not_by_the_share() -> None:
@@ -140,13 +158,15 @@ def test_a_rate_is_decided_by_bounds_and_not_by_the_share() -> None:
 def test_growth_is_one_of_two_checks() -> None:
     rule = Rule(0.9, growth=0.02)
     grows = [[0.0, 0.001, -0.001], [0.5, 0.51, 0.52], [0.0, 0.02, 0.04]]
-    decisions = [judge(1.0, [sample(1.0, g) for g in three], rule, 0.95).decision for three in grows]
+    decisions = [judge(1.0, [sample(1.0, *three)], rule, 0.95).decision for three in grows]
     assert decisions == [MEETS, FAILS, OPEN]
     # either check fails a rate, and both are needed to meet it
-    assert judge(1.0, [sample(0.5, g) for g in grows[0]], rule, 0.95).decision == FAILS
-    assert judge(1.0, [sample(0.9, g) for g in grows[0]], rule, 0.95).decision == OPEN
-    assert judge(1.0, [sample(1.0, g) for g in grows[0][:2]], rule, 0.95).decision == OPEN
-    step = judge(1.0, [sample(1.0, g) for g in grows[1]], Rule(0.9), 0.95)
+    assert judge(1.0, [sample(0.5, *grows[0])], rule, 0.95).decision == FAILS
+    assert judge(1.0, [sample(0.9, *grows[0])], rule, 0.95).decision == OPEN
+    assert judge(1.0, [sample(1.0, grows[0][0])], rule, 0.95).decision == OPEN
+    # runs are taken together
+    assert judge(1.0, [sample(1.0, g) for g in grows[1]], rule, 0.95).decision == FAILS
+    step = judge(1.0, [sample(1.0, *grows[1])], Rule(0.9), 0.95)
     assert step.decision == MEETS and step.growth == pytest.approx(0.51)
 
 
