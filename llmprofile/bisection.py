@@ -85,6 +85,9 @@ def clustered_interval(met: Ints, total: Ints, level: float) -> tuple[float, flo
     squared ratio of Student's quantiles, since that variance is known from few blocks only. Source: Korn and Graubard,
     Survey Methodology 24 (1998) 193. Here no request is worth more than one.
 
+    Near saturation blocks of a run are not quite independent: of the times in an M/D/1 queue at ρ = 0.8, from ten
+    blocks of 240 requests, lower bounds at 95 % miss in 9 %, at 99.8 % in 1 %; upper ones in 3 to 5 % and 0.
+
     Parameters
     ----------
     met, total : (b,) int

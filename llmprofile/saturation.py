@@ -172,9 +172,10 @@ def find_saturation(
 
     Notes
     -----
-    The confidence is at least what is said: the error allowed is shared out over every bound that is looked at, at
-    every rate. Of 150 searches on a simulated M/D/1 queue at 90 % all were right. It takes for granted that a higher
-    rate is never easier to meet, that runs say nothing of one another, and that ten blocks of a run say little.
+    The error allowed is shared out over every bound that is looked at, at every rate, which leaves slack: at 90 %, 300
+    and 299 of 300 searches on a simulated M/D/1 queue were right, with the limit at ρ = 0.5 and at 0.8. The confidence
+    takes for granted that a higher rate is never easier to meet, that runs say nothing of one another, and the ten
+    blocks of a run little.
 
     Examples
     --------
