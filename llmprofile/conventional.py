@@ -21,7 +21,7 @@ from llmprofile.answers import TOKEN_KINDS, read_event
 from llmprofile.capture import Exchange
 from llmprofile.clock import StampedSocket, monotonic_ns, stamped_socket
 from llmprofile.link import Link
-from llmprofile.sse import EventParser
+from llmprofile.sse import EventParser, LineParser, event_parser
 from llmprofile.units import s_to_ns
 
 _current: contextvars.ContextVar[Exchange] = contextvars.ContextVar("exchange")
@@ -164,12 +164,13 @@ class ConventionalClient:
         limit_s = self._link.first_token_timeout_s
         async with asyncio.timeout(None if limit_s == float("inf") else limit_s) as first_token:
             async with self._session.post(self._link.url, data=body, headers={"X-Request-Id": name}) as response:
-                if response.status != 200 or response.content_type != "text/event-stream":
+                parser = event_parser(response.content_type) if response.status == 200 else None
+                if parser is None:
                     first_token.reschedule(None)
                     await _read_body(exchange, response)
                     return
                 # read right here: each coroutine between a task and what it awaits costs at every event
-                feed = _stream(exchange, first_token, s_to_ns(self._link.event_work_s))
+                feed = _stream(exchange, parser, first_token, s_to_ns(self._link.event_work_s))
                 async for chunk in response.content.iter_any():
                     feed(chunk)
 
@@ -183,12 +184,14 @@ class ConventionalClient:
         await self._session.close()
 
 
-def _stream(exchange: Exchange, first_token: asyncio.Timeout, work_ns: int) -> Callable[[bytes], None]:
+def _stream(
+    exchange: Exchange, parser: EventParser | LineParser, first_token: asyncio.Timeout, work_ns: int
+) -> Callable[[bytes], None]:
     """What an ordinary client does with the pieces of one event stream, and the times at which it does it.
 
     `work_ns` stands for what it does besides with each event: decode, count, print.
     """
-    parse, mark, waiting = EventParser().feed, exchange.marks.append, True
+    parse, mark, waiting = parser.feed, exchange.marks.append, True
 
     def feed(chunk: bytes) -> None:
         nonlocal waiting

@@ -10,7 +10,7 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from llmprofile.api import Target, request_head, request_headers, tls_context
+from llmprofile.api import Target, models_path, request_head, request_headers, tls_context
 from llmprofile.errors import UsageError
 from llmprofile.link import Link, resolve
 
@@ -69,7 +69,7 @@ def first_model(target: Target, timeout_s: float) -> str:
     UsageError
         It lists none.
     """
-    path = target.path.partition("?")[0].removesuffix("/completions").removesuffix("/chat") + "/models"
+    path = models_path(target)
     kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
     tls: dict[str, Any] = {"context": tls_context(target)} if target.scheme == "https" else {}
     connection = kind(target.host, target.port, timeout=timeout_s, **tls)

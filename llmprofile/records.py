@@ -39,6 +39,8 @@ REQUESTS = pa.schema(
     + [("prompt_tokens", pa.int64()), ("outcome", pa.string()), ("status", pa.int64()), ("error", pa.string())]
     + [(f"{name}_s", pa.float64()) for name in (*LATENCIES, "lateness")]
     + [(f"{name}{SUFFIX[clock]}", pa.float64()) for clock in CLOCKS[1:] for name in LATENCIES]
+    + [(f"first_reasoning{SUFFIX[clock]}", pa.float64()) for clock in CLOCKS]
+    + [("reasoning_tokens", pa.int64()), ("server_ttft_s", pa.float64()), ("server_generation_s", pa.float64())]
 )
 EVENTS = pa.schema(
     [(n, pa.int64()) for n in ("request_id", "read", "cycle", "wire_lo_ns", "wire_ns", "seen_ns", "handled_ns")]

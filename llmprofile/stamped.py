@@ -15,7 +15,7 @@ from llmprofile.capture import Exchange, Read
 from llmprofile.clock import StampedSocket, monotonic_ns
 from llmprofile.http1 import EndWatch, HttpError, parse
 from llmprofile.link import Link, connect
-from llmprofile.sse import EventParser
+from llmprofile.sse import event_parser
 from llmprofile.units import MISSING_NS, s_to_ns
 
 SWEEP_S = 0.02
@@ -224,5 +224,6 @@ class StampedClient:
 
 def has_token(reads: list[Read]) -> bool:
     """Whether what has been read so far holds a token."""
-    body = parse([r[3] for r in reads], eof=False).body
-    return any(read_event(data).kind in TOKEN_KINDS for data, _ in EventParser().feed(body))
+    response = parse([r[3] for r in reads], eof=False)
+    parser = event_parser(response.headers.get("content-type", ""))
+    return parser is not None and any(read_event(data).kind in TOKEN_KINDS for data, _ in parser.feed(response.body))

@@ -122,6 +122,9 @@ def test_an_estimate_of_a_real_run_leaves_the_clients_own_part_alone(example_run
     measured, estimated = lp.separate_bias(example_run), lp.estimate_bias(unstamped(example_run))
     for column in ("sending_s", "seen_s"):
         assert estimated.frame.loc["ttft_s", column] == pytest.approx(measured.frame.loc["ttft_s", column])
+    if estimated.frame["true_s"].isna().all():  # a busy machine has first tokens share their reads
+        assert "can't be told" in estimated.notes[0]
+        return
     # no event arrives after it was seen, and none waits for longer than the turns since its request was sent
     assert 0 < estimated.frame.loc["ttft_s", "waiting_s"] < measured.frame.loc["ttft_s", "seen_s"]
 

@@ -25,7 +25,7 @@ LAYERS = (
     ("answers", "api", "capture", "clock", "http1", "inversion", "latency", "laws", "lindley", "machine"),
     ("bisection", "stages", "traces"),
     ("link", "queueing", "records", "sse", "workload"),
-    ("batches", "conventional", "gated", "metrics", "parsing", "preflight", "stamped", "style"),
+    ("batches", "conventional", "gated", "metrics", "parsing", "preflight", "selfreport", "stamped", "style"),
     ("collect", "importers", "jobs", "scenario", "scrape", "slo", "steady", "worker"),
     ("fitting",),
     ("loopfit", "sweep"),
@@ -70,6 +70,7 @@ HOMES = {
         *("batches", "bias", "bisection", "fitting", "gated", "inversion"),
         *("laws", "loopfit", "metrics", "queueing", "scenario", "steady", "sweep"),
     },
+    "tokenizers": {"selfreport"},
     "tqdm": {"capacity", "supervise"},
 }
 

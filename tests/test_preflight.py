@@ -42,7 +42,9 @@ def answering(status: int, body: bytes) -> Iterator[tuple[str, list[str]]]:
             thread.join()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/api/chat", "/generate_stream"]
+)
 def test_the_first_model_is_asked_for_once_with_the_callers_headers(path: str) -> None:
     with answering(200, b'{"data": [{"id": "first"}, {"id": "second"}]}') as (url, asked):
         target = parse_target(f"{url}{path}", {"Authorization": "Bearer k"})

@@ -63,6 +63,8 @@ FACTS = {
 METRICS = ("ttft", "first_content", "ttft_due", "e2e", "e2e_due", "tpot", "ntpot")
 FIGURES = {f"{name}_s": FLOAT for name in (*METRICS, "lateness")}
 OTHER_CLOCKS = {f"{name}_{clock}_s": FLOAT for clock in ("seen", "handled") for name in METRICS}
+REASONING = {f"first_reasoning{clock}_s": FLOAT for clock in ("", "_seen", "_handled")} | {"reasoning_tokens": WHOLE}
+SERVERS_OWN = {"server_ttft_s": FLOAT, "server_generation_s": FLOAT}
 
 
 def columns(schema: pa.Schema) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def columns(schema: pa.Schema) -> dict[str, Any]:
 
 
 def test_the_tables_have_the_columns_that_other_programs_read() -> None:
-    assert columns(REQUESTS) == IDENTITY | STAMPS | FACTS | FIGURES | OTHER_CLOCKS
+    assert columns(REQUESTS) == IDENTITY | STAMPS | FACTS | FIGURES | OTHER_CLOCKS | REASONING | SERVERS_OWN
     events = ["request_id", "read", "cycle", "wire_lo_ns", "wire_ns", "seen_ns", "handled_ns", "tokens", "bytes"]
     assert columns(EVENTS) == dict.fromkeys(events, WHOLE)
     cycles = ["worker", "poll_entered_ns", "poll_returned_ns", "reads", "handled", "sends"]

@@ -16,6 +16,7 @@ import pytest
 
 import llmprofile as lp
 from cuts import FRAMINGS, JSON_LINES, check_cuts, lines_of, raw_response
+from harness import NAMES, exchange, link_to
 from llmprofile.answers import Usage, read_body, read_event, server_times_s
 from llmprofile.api import parse_target, request_body
 from replay import STEP_S, replayed
@@ -129,7 +130,7 @@ def test_requests() -> None:
             request_body(parse_target(GENERATE), "m", "p", 9, extra=bad)
 
 
-@pytest.mark.parametrize("client", ["stamped"])
+@pytest.mark.parametrize("client", NAMES)
 def test_a_run(client: str, tmp_path: Path) -> None:
     run = replayed("/api/generate", lines_of(*STREAMS["generate"]), JSON_LINES, client, tmp_path)
     assert run.meta["outcomes"] == {"ok": 3}
@@ -138,3 +139,13 @@ def test_a_run(client: str, tmp_path: Path) -> None:
     gaps_s = run.events.groupby("request_id")["wire_ns"].diff().dropna().astype(float) / 1e9
     assert gaps_s.median() == pytest.approx(STEP_S, rel=0.1)
     assert run.events["handled_ns"].notna().all() == (client == "conventional")
+
+
+@pytest.mark.parametrize("client", NAMES)
+def test_a_first_token_in_a_line_is_seen_in_time(client: str, tmp_path: Path) -> None:
+    """The stream is longer than a first token may take; it must not be taken for one without a token."""
+    timed = [((i + 1) * STEP_S, piece) for i, piece in enumerate(lines_of(*STREAMS["generate"]))]
+    with lp.ReferenceServer(script={"segments": timed, "headers": JSON_LINES}) as server:
+        link = link_to(server.url, first_token_timeout_s=2.5 * STEP_S)
+        requests, _ = exchange(client, link, [b"{}"] * 3, tmp_path, together=1)
+    assert requests["outcome"].tolist() == ["ok"] * 3
