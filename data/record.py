@@ -2,7 +2,7 @@
 
     python data/record.py
 
-takes about ten minutes of a quiet machine with two cores or more. The server keeps to the first core, the clients to
+takes about sixteen minutes of a quiet machine with two cores or more. The server keeps to the first core, the clients to
 the others, so that neither takes the other's time.
 """
 

@@ -23,6 +23,7 @@ from llmprofile.link import Link
 from llmprofile.machine import interface_facts, machine_facts, versions
 from llmprofile.preflight import check_descriptors, check_folder, first_model, reach
 from llmprofile.records import FORMAT, Run
+from llmprofile.scrape import check_page, metrics_target
 from llmprofile.supervise import Load
 from llmprofile.units import s_to_ns
 from llmprofile.worker import CLIENTS, Job
@@ -58,6 +59,7 @@ def start_load(
     first_token_timeout_s: float = float("inf"),
     timeout_s: float = 600.0,
     event_work_s: float = 0.0,
+    scrape_metrics: str | None = None,
     stamps: bool = True,
     keep_text: bool = False,
     out: Path | str | None = None,
@@ -101,6 +103,8 @@ def start_load(
     connect_timeout_s, first_token_timeout_s, timeout_s : float
     event_work_s : float
         How long the conventional client computes on each event besides parsing its JSON: an experiment's E[S].
+    scrape_metrics : str, optional
+        URL of the server's Prometheus page, read once a second during the run: see `server_metrics`.
     stamps : bool
         False leaves the kernel's stamps out, as on a machine that has none.
     keep_text : bool
@@ -129,6 +133,8 @@ def start_load(
     if not first_token_timeout_s > 0:
         raise UsageError(f"first_token_timeout_s must be a number above 0 (seconds); not {first_token_timeout_s}")
     _check_event_work(client, event_work_s)
+    if scrape_metrics is not None:
+        check_page(metrics_target(scrape_metrics, ca_file, verify))
     asked["seed"] = secrets.randbits(31) if seed is None else seed
     asked["salt"] = secrets.randbits(31) if salt is None else whole("salt", salt, 0)
     schedule = draw_schedule(

@@ -235,7 +235,7 @@ CHECKS: dict[str, tuple[str, int, Callable[[dict[str, Any]], None]]] = {
 RECORDED = ("02_reproduce_the_paper.ipynb", "03_where_mg1_fails.ipynb")
 TOY = {
     "LIVE = False": "LIVE = True",
-    "SHARE = 1.0": "SHARE = 0.1",
+    "SHARE = 0.75": "SHARE = 0.1",
     "RHOS = (0.5, 0.7, 0.8, 0.9, 0.95)": "RHOS = (0.9,)",
 }
 

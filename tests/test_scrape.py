@@ -490,3 +490,18 @@ def test_the_run_and_its_metrics_share_a_time_axis(busy: tuple[Run, pd.DataFrame
     assert (frame.loc[frame["at_s"] < -0.1, "value"] == 0).all()
     assert frame.attrs["read"] == frame["at_ns"].nunique()
     assert frame.attrs["failed"] == 0
+
+
+def test_a_load_reads_the_servers_page_while_it_goes_on(tmp_path: Path) -> None:
+    with lp.ReferenceServer(ttft_s=0.2, itl_s=0.02) as server:
+
+        def load(page: str, name: str) -> Run:
+            asked = {"output_tokens": 20, "seed": 1, "progress": False, "out": tmp_path / name}
+            return lp.run_load(server.url, lp.Poisson(20), 60, scrape_metrics=page, **asked)
+
+        run = load(server.base_url, "run")
+        with pytest.raises(UsageError, match="metrics"):
+            load(f"{server.base_url}/v1/models", "no")
+    assert not (tmp_path / "no").exists()
+    assert len(server_metrics(lp.load(tmp_path / "run"))) >= 2
+    assert run.meta["scrape"]["failed"] == 0
