@@ -2,8 +2,8 @@
 
     python data/record.py
 
-takes about sixteen minutes of a quiet machine with two cores or more. The server keeps to the first core, the clients to
-the others, so that neither takes the other's time.
+takes about sixteen minutes of a quiet machine with two cores or more. The server keeps to the first core, the clients
+to the others, so that neither takes the other's time.
 """
 
 from __future__ import annotations
