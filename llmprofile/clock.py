@@ -33,6 +33,9 @@ _TFD_TIMER_ABSTIME = 1
 ALARM_NS = 5_000
 """A wait that ends this close to when the alarm is set for needs no other: asyncio asks for one time in many ways."""
 
+SLEEP_NS = 20_000
+"""A poll that lasts longer than this has slept: one that finds something ready returns within microseconds."""
+
 _READ, _IN = selectors.EVENT_READ, getattr(select, "EPOLLIN", 1)
 
 monotonic_ns = time.monotonic_ns

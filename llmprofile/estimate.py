@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from llmprofile.bias import BiasTable, separate_bias
+from llmprofile.clock import SLEEP_NS
 from llmprofile.errors import UsageError, positive
 from llmprofile.fitting import FitResult
 from llmprofile.latency import CLOCKS, LATENCIES, derive_latencies
@@ -27,8 +28,6 @@ from llmprofile.units import MISSING_NS, NS_PER_S, show_time
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-SLEEP_NS = 20_000
-"""A poll that lasts longer than this has slept: one that finds something ready returns within microseconds."""
 MOST_SHARED = 0.01
 """First tokens that share a read with what followed, above which nobody can tell when they came."""
 MOST_PROCESSES = 64

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from llmprofile.capture import capture_path
+from llmprofile.clock import SLEEP_NS
 from llmprofile.latency import LABELS, column_of
 from llmprofile.markup import MARKS
 from llmprofile.metrics import QUANTILES
@@ -38,8 +39,6 @@ MOST_KEPT = 4096
 MOST_TURNS_BYTES = 4 << 20
 SHOWN_S = 60.0
 """What the curves show: the last minute."""
-SLEEP_NS = 20_000
-"""A poll that took less had something ready and did not sleep."""
 BIAS_S, BIAS_SHARE = 0.0005, 0.01
 """What a mean TTFT or E2E may be off by, as `trust.verdict` has it: seconds, or a share of it if that is more."""
 AMBER_UP_TO = 5.0

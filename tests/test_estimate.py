@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 
 import llmprofile as lp
-from llmprofile.estimate import SLEEP_NS, timer_wakeup_s
+from llmprofile.clock import SLEEP_NS
+from llmprofile.estimate import timer_wakeup_s
 from llmprofile.records import Run
 from test_fitting import mg1_load, simulated_run
 
