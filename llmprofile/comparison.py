@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from llmprofile.latency import LABELS, column_of
-from llmprofile.metrics import QUANTILES, block_draws, block_length_s, inter_token_s, run_clock
+from llmprofile.metrics import QUANTILES, block_draws, block_length_s, known_values, run_clock
 from llmprofile.records import Run
 
 Floats = npt.NDArray[np.float64]
@@ -45,15 +45,10 @@ def sample(run: Run, metric: str, clock: str | None = None) -> Sample:
     """
     clock = clock or run_clock(run)
     ok = run.requests[run.requests["outcome"] == "ok"]
-    if metric == "itl":
-        known = inter_token_s(run, clock).rename(columns={"itl_s": "value_s"})
-    else:
-        known = pd.DataFrame({"value_s": ok[column_of(metric, clock)], "at_ns": ok["begun_ns"]})
-        known = known[known["value_s"].notna()]
-    values_s, at_ns = (known[name].to_numpy(float, na_value=np.nan) for name in ("value_s", "at_ns"))
+    values_s, at_s = known_values(run, ok, metric, clock)
     e2e_s = ok[column_of("e2e_s", clock)].dropna()
     block_s = block_length_s(ok["begun_ns"].dropna(), float(e2e_s.mean()) if len(e2e_s) else 0.0)
-    return values_s, at_ns / 1e9, block_s
+    return values_s, at_s, block_s
 
 
 def differences(a: Run, b: Run) -> pd.DataFrame:

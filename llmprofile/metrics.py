@@ -75,9 +75,7 @@ def summarise(run: Run, clock: str | None = None) -> list[dict[str, Any]]:
     block_s = block_length_s(ok["begun_ns"], _mean(ok[column_of("e2e_s", clock)]))
     rows = []
     for metric in LABELS:
-        values, at_s = _sample(run, ok, metric, clock)
-        known = ~np.isnan(values)
-        row = describe(values[known], at_s[known], block_s)
+        row = describe(*known_values(run, ok, metric, clock), block_s)
         note = "; ".join(filter(None, [row.pop("note"), _tokens_note(run, ok) if metric == "itl" else ""]))
         rows.append({"metric": metric, "clock": clock, **row, "note": note})
     return rows
@@ -98,12 +96,14 @@ def block_length_s(begun_ns: pd.Series, mean_e2e_s: float) -> float:
     return max(1.0, 10 * mean_e2e_s, span_s / MOST_BLOCKS)
 
 
-def _sample(run: Run, ok: pd.DataFrame, metric: str, clock: str) -> tuple[Floats, Floats]:
+def known_values(run: Run, ok: pd.DataFrame, metric: str, clock: str) -> tuple[Floats, Floats]:
+    """A metric of the `ok` requests that have it (ITL: of their tokens), and when each was taken, seconds."""
     if metric == "itl":
         gaps = inter_token_s(run, clock)
         return gaps["itl_s"].to_numpy(float), gaps["at_ns"].to_numpy(float) / 1e9
-    values, begun_ns = ok[column_of(metric, clock)], ok["begun_ns"]
-    return values.to_numpy(float, na_value=np.nan), begun_ns.to_numpy(float, na_value=np.nan) / 1e9
+    values, at_ns = (ok[name].to_numpy(float, na_value=np.nan) for name in (column_of(metric, clock), "begun_ns"))
+    known = ~np.isnan(values)
+    return values[known], at_ns[known] / 1e9
 
 
 def _tokens_note(run: Run, ok: pd.DataFrame) -> str:
