@@ -41,6 +41,7 @@ REQUESTS = pa.schema(
     + [(f"{name}{SUFFIX[clock]}", pa.float64()) for clock in CLOCKS[1:] for name in LATENCIES]
     + [(f"first_reasoning{SUFFIX[clock]}", pa.float64()) for clock in CLOCKS]
     + [("reasoning_tokens", pa.int64()), ("server_ttft_s", pa.float64()), ("server_generation_s", pa.float64())]
+    + [("reordered", pa.bool_()), ("server", pa.int64()), ("conversation", pa.int64()), ("turn", pa.int64())]
 )
 EVENTS = pa.schema(
     [(n, pa.int64()) for n in ("request_id", "read", "cycle", "wire_lo_ns", "wire_ns", "seen_ns", "handled_ns")]
@@ -210,8 +211,8 @@ def write_table(path: Path, parts: Iterable[pa.Table], schema: pa.Schema) -> int
     return rows
 
 
-def read_table(path: Path) -> pd.DataFrame:
-    """A table of a run folder.
+def read_table(path: Path, schema: pa.Schema | None = None) -> pd.DataFrame:
+    """A table of a run folder; columns of `schema` that it lacks, since it is older than they are, are missing values.
 
     Raises
     ------
@@ -219,7 +220,11 @@ def read_table(path: Path) -> pd.DataFrame:
         It is no Parquet file, or was cut short.
     """
     try:
-        return to_frame(pq.read_table(path))
+        table = pq.read_table(path)
+        for column in schema or ():
+            if column.name not in table.column_names:
+                table = table.append_column(column, pa.nulls(len(table), column.type))
+        return to_frame(table)
     except (pa.ArrowInvalid, OSError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
 
@@ -236,4 +241,4 @@ def read_run(folder: Path | str) -> Run:
     meta = read_json(folder)
     if not (folder / "requests.parquet").is_file():
         raise UsageError(f"{folder} holds no requests.parquet: its captures were not merged")
-    return Run(folder, meta, read_table(folder / "requests.parquet"))
+    return Run(folder, meta, read_table(folder / "requests.parquet", REQUESTS))

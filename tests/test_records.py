@@ -65,6 +65,7 @@ FIGURES = {f"{name}_s": FLOAT for name in (*METRICS, "lateness")}
 OTHER_CLOCKS = {f"{name}_{clock}_s": FLOAT for clock in ("seen", "handled") for name in METRICS}
 REASONING = {f"first_reasoning{clock}_s": FLOAT for clock in ("", "_seen", "_handled")} | {"reasoning_tokens": WHOLE}
 SERVERS_OWN = {"server_ttft_s": FLOAT, "server_generation_s": FLOAT}
+LATER = {"reordered": FLAG, "server": WHOLE, "conversation": WHOLE, "turn": WHOLE}
 
 
 def columns(schema: pa.Schema) -> dict[str, Any]:
@@ -72,7 +73,8 @@ def columns(schema: pa.Schema) -> dict[str, Any]:
 
 
 def test_the_tables_have_the_columns_that_other_programs_read() -> None:
-    assert columns(REQUESTS) == IDENTITY | STAMPS | FACTS | FIGURES | OTHER_CLOCKS | REASONING | SERVERS_OWN
+    parts = IDENTITY | STAMPS | FACTS | FIGURES | OTHER_CLOCKS | REASONING | SERVERS_OWN | LATER
+    assert columns(REQUESTS) == parts
     events = ["request_id", "read", "cycle", "wire_lo_ns", "wire_ns", "seen_ns", "handled_ns", "tokens", "bytes"]
     assert columns(EVENTS) == dict.fromkeys(events, WHOLE)
     cycles = ["worker", "poll_entered_ns", "poll_returned_ns", "reads", "handled", "sends"]
@@ -218,6 +220,15 @@ def test_a_run_reads_its_tables_and_its_events_when_they_are_asked_for(folder: P
     assert read_run(folder).events["tokens"].tolist() == [4]
     assert list(run.cycles.columns) == CYCLES.names
     assert len(run.cycles) == 0
+
+
+def test_an_older_run_has_missing_values_in_the_columns_that_it_lacks(folder: Path) -> None:
+    kept = [name for name in REQUESTS.names if name not in LATER]
+    pq.write_table(pq.read_table(folder / "requests.parquet", columns=kept), folder / "requests.parquet")
+    requests = read_run(folder).requests
+    assert list(requests.columns) == REQUESTS.names
+    assert requests[list(LATER)].isna().all(axis=None)
+    assert requests.dtypes["reordered"] == pd.BooleanDtype()
 
 
 def test_a_table_without_rows_has_its_columns(tmp_path: Path) -> None:
