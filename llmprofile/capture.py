@@ -37,6 +37,8 @@ class Exchange:
         One entry a `recv` that returned bytes.
     marks : array of int64
         The conventional client only: (seen, handled) of each SSE event, in order; of the body when not a stream.
+    ooo : int, optional
+        Packets that came out of order on its connection meanwhile; None where nobody counted.
     ended : str
         One of `ENDINGS`.
     """
@@ -47,6 +49,7 @@ class Exchange:
     sent_ns: int = MISSING_NS
     sent_last_ns: int = MISSING_NS
     connect_ns: int = MISSING_NS
+    ooo: int | None = None
     reused: bool = False
     resent: bool = False
     ended: str = ""
@@ -55,10 +58,10 @@ class Exchange:
     marks: array[int] = field(default_factory=lambda: array("q"))
 
 
-_SCALARS = ("request_id", "due_ns", "begun_ns", "sent_ns", "sent_last_ns", "connect_ns", "reused", "resent", "ended")
-_scalars = operator.attrgetter(*_SCALARS, "error")
+_INTS = ("request_id", "due_ns", "begun_ns", "sent_ns", "sent_last_ns", "connect_ns", "ooo")
+_scalars = operator.attrgetter(*_INTS, "reused", "resent", "ended", "error")
 _SCHEMA = pa.schema(
-    [(name, pa.int64()) for name in _SCALARS[:6]]
+    [(name, pa.int64()) for name in _INTS]
     + [("reused", pa.bool_()), ("resent", pa.bool_()), ("ended", pa.string()), ("error", pa.string())]
     + [(name, pa.large_binary()) for name in ("stamps", "asked_ns", "seen_ns", "sizes", "bytes", "marks")]
 )

@@ -36,6 +36,9 @@ ALARM_NS = 5_000
 SLEEP_NS = 20_000
 """A poll that lasts longer than this has slept: one that finds something ready returns within microseconds."""
 
+_OOO = 224
+"""Where `tcpi_rcv_ooopack` begins in struct tcp_info (linux/tcp.h; Linux 5.4 and later have it)."""
+
 _READ, _IN = selectors.EVENT_READ, getattr(select, "EPOLLIN", 1)
 
 monotonic_ns = time.monotonic_ns
@@ -52,6 +55,8 @@ class StampedSocket(socket.socket):
         CLOCK_MONOTONIC before the last read: what it did not return had not arrived then.
     first_send_ns, last_send_ns : int
         CLOCK_MONOTONIC before the first and after the last `send` since `mark_request`; `MISSING_NS` before.
+    counting : bool
+        Whether to ask for packets that came out of order.
 
     Examples
     --------
@@ -60,17 +65,33 @@ class StampedSocket(socket.socket):
     True
     """
 
-    __slots__ = ("asked_ns", "first_send_ns", "last_send_ns", "stamp")
+    __slots__ = ("_ooo", "_ooo_before", "asked_ns", "counting", "first_send_ns", "last_send_ns", "stamp")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stamp = NO_STAMP
         self.asked_ns = _PARKED
         self.first_send_ns = self.last_send_ns = _PARKED
+        self.counting = False
+        self._ooo: int | None = None
+        self._ooo_before: int | None = None
 
     def mark_request(self) -> None:
-        """Forget the sends of the request before."""
+        """Forget the sends of the request before, and what came out of order."""
         self.first_send_ns = self.last_send_ns = _PARKED
+        self._ooo = self._ooo_before = out_of_order_packets(self) if self.counting else None
+
+    def out_of_order(self) -> int | None:
+        """Packets that came out of order since `mark_request`; None where nobody counted."""
+        if self._ooo is None or self._ooo_before is None:
+            return None
+        if self.fileno() >= 0:
+            self._ooo = out_of_order_packets(self) or 0
+        return self._ooo - self._ooo_before
+
+    def close(self) -> None:
+        self.out_of_order()  # the kernel forgets it now
+        super().close()
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         self.asked_ns = monotonic_ns()
@@ -114,9 +135,27 @@ def stamped_socket(family: int, stamps: bool = True) -> StampedSocket:
     sock = StampedSocket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.counting = stamps
     if stamps:
         turn_stamps_on(sock)
     return sock
+
+
+def out_of_order_packets(sock: socket.socket) -> int | None:
+    """Packets that came out of order on an open TCP connection so far; None where the kernel doesn't count them.
+
+    Such a packet is stamped when it comes, but its bytes can be read only when the hole before them is filled.
+
+    Examples
+    --------
+    >>> with socket.socket() as sock:
+    ...     out_of_order_packets(sock) in (0, None)
+    True
+    """
+    if sys.platform != "linux":
+        return None
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _OOO + 4)
+    return int.from_bytes(info[_OOO:], sys.byteorder) if len(info) == _OOO + 4 else None
 
 
 def turn_stamps_on(sock: socket.socket) -> None:

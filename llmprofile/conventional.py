@@ -48,11 +48,12 @@ class _Handler(ResponseHandler):
         super().eof_received()
 
     def hand_over(self, exchange: Exchange | None) -> None:
-        """Give the exchange that had the connection its send times, and the connection to the next."""
+        """Give the exchange that had the connection what the socket noted, and the connection to the next."""
         assert self.sock is not None
         if self.exchange is not None:
             self.exchange.sent_ns = self.sock.first_send_ns
             self.exchange.sent_last_ns = self.sock.last_send_ns
+            self.exchange.ooo = self.sock.out_of_order()
         self.exchange = exchange
         self.sock.mark_request()
 

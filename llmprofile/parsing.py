@@ -194,6 +194,8 @@ def _parse_exchange(
     response = parse(reads, eof=exchange["ended"] in ("complete", "eof"))
     connect_ns = exchange["connect_ns"]
     row = {name: exchange[name] for name in ("due_ns", "begun_ns", "sent_ns", "sent_last_ns", "reused", "resent")}
+    # captures of older versions lack it
+    row["reordered"] = None if (ooo := exchange.get("ooo")) is None else ooo > 0
     row |= {"status": response.status, "connect_s": None if connect_ns == MISSING_NS else ns_to_s(connect_ns)}
     outcome, error = exchange["ended"], exchange["error"]
     if response.head_read is None:

@@ -62,18 +62,19 @@ class _Connection(asyncio.Protocol):
     def eof_received(self) -> None:
         # under TLS a farewell is sent next, which is no part of the request
         if self.exchange is not None:
-            self._note_sends(self.exchange)
+            self._note(self.exchange)
 
     def take(self) -> Exchange:
-        """Give the exchange back, with the times of its sends."""
+        """Give the exchange back, with what the socket noted of it."""
         exchange, self.exchange = self.exchange, None
         assert exchange is not None
         if exchange.sent_ns == MISSING_NS:
-            self._note_sends(exchange)
+            self._note(exchange)
         return exchange
 
-    def _note_sends(self, exchange: Exchange) -> None:
+    def _note(self, exchange: Exchange) -> None:
         exchange.sent_ns, exchange.sent_last_ns = self.sock.first_send_ns, self.sock.last_send_ns
+        exchange.ooo = self.sock.out_of_order()
 
     def end(self, ending: str, error: str | None) -> None:
         """Give up on the exchange, and on the connection with it."""
