@@ -27,6 +27,7 @@ from llmprofile.markup import MARKS
 from llmprofile.metrics import QUANTILES
 from llmprofile.parsing import parse_rows
 from llmprofile.records import Run
+from llmprofile.trust import BIAS_S, BIAS_SHARE
 from llmprofile.units import show_rate, show_time
 
 Floats = npt.NDArray[np.float64]
@@ -39,10 +40,8 @@ MOST_KEPT = 4096
 MOST_TURNS_BYTES = 4 << 20
 SHOWN_S = 60.0
 """What the curves show: the last minute."""
-BIAS_S, BIAS_SHARE = 0.0005, 0.01
-"""What a mean TTFT or E2E may be off by, as `trust.verdict` has it: seconds, or a share of it if that is more."""
 AMBER_UP_TO = 5.0
-"""Times that; beyond, the light is red."""
+"""Times what a mean TTFT or E2E may be off by; beyond, the light is red."""
 
 _NO_PAIRS = np.zeros((0, 2), np.int64)
 _METRICS = ("ttft_s", "e2e_s", "ntpot_s", "lateness_s")

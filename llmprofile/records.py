@@ -112,12 +112,24 @@ def verdict_text(verdict: dict[str, Any] | None) -> str:
 
 
 def _headlines(meta: dict[str, Any]) -> list[str]:
-    """What became of the requests, and how fast they went."""
+    """What became of the requests, how fast they went, and what is missing of the server's metrics."""
     counts = ", ".join(f"{n} {outcome}" for outcome, n in meta["outcomes"].items())
     words = {"asked_per_s": "asked", "drawn_per_s": "drawn", "achieved_per_s": "achieved", "tokens_per_s": "tokens"}
     rates = [f"{show_rate(meta['rates'][k])} {word}" for k, word in words.items() if meta["rates"].get(k) is not None]
     ended = "" if meta["ended"] == "complete" else f"; {meta['ended'] or 'not collected'}"
-    return [f"run {meta['run_id']}: {counts or 'nothing yet'}{ended}", ", ".join(rates)]
+    return [f"run {meta['run_id']}: {counts or 'nothing yet'}{ended}", ", ".join(rates), *_scrapes_missing(meta)]
+
+
+def _scrapes_missing(meta: dict[str, Any]) -> list[str]:
+    scrape = meta.get("scrape") or {}
+    if scrape.get("broken"):
+        return [f"no server metrics: {scrape['broken']}"]
+    reasons = scrape.get("reasons", {}) | {"the page before took up the turn": scrape.get("missed", 0)}
+    missing = [f"{n} x {reason}" for reason, n in reasons.items() if n]
+    total = scrape.get("read", 0) + sum(reasons.values())
+    return (
+        [f"server metrics: {sum(reasons.values())} of {total} scrapes failed: {', '.join(missing)}"] if missing else []
+    )
 
 
 def _whose(metrics: list[str], labels: list[str]) -> str:

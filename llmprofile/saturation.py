@@ -34,6 +34,7 @@ from llmprofile.markup import card
 from llmprofile.metrics import run_clock
 from llmprofile.records import Run
 from llmprofile.slo import meets
+from llmprofile.trust import RATE_WITHIN
 from llmprofile.units import NS_PER_S, show_rate, show_time
 from llmprofile.windows import bounds_ns, due_between
 from llmprofile.workload import Arrivals, Poisson
@@ -42,8 +43,6 @@ Floats = npt.NDArray[np.float64]
 
 BLOCKS = 10
 """Of a run: from 10 to 30 are right for means of batches. Source: Schmeiser, Operations Research 30 (1982) 556."""
-RATE_WITHIN = 0.02
-"""A run whose requests left at a rate that falls short of the drawn one by more says nothing of the server at it."""
 
 
 @dataclass(frozen=True, eq=False)

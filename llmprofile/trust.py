@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from llmprofile.bias import LEAST_FOR_P99, bounded_first_tokens, metric_bias, own_clock, paired_latencies
 from llmprofile.errors import UsageError, one_of
-from llmprofile.estimate import processes_needed
+from llmprofile.estimate import MOST_PROCESSES, processes_needed
 from llmprofile.fitting import fit_batch
 from llmprofile.latency import CLOCKS, LABELS
 from llmprofile.markup import card
 from llmprofile.metrics import run_clock
 from llmprofile.records import Run
+from llmprofile.steady import steady_state
 from llmprofile.units import show_rate, show_time
 
 WORDS = ("trustworthy", "biased", "invalid")
+RATE_WITHIN = 0.02
+"""How far the achieved rate may be from the drawn one, as a share of it."""
+BIAS_S, BIAS_SHARE = 0.0005, 0.01
+"""What a mean TTFT or E2E may be off by: seconds, or a share of it if that is more."""
+MOST_FITTED = 200_000
+"""Events of a biased run from which the processes that it needs are worked out."""
+_CHANGES = ("Ramp(", "Stages(", "Trace(")
 
 
 @dataclass(frozen=True)
@@ -56,12 +64,12 @@ def verdict(
     clock: str | None = None,
     *,
     stamped_share: float = 0.99,
-    rate_within: float = 0.02,
+    rate_within: float = RATE_WITHIN,
     lateness_p99_s: float = 0.005,
     lateness_share: float = 0.01,
-    bias_s: float = 0.0005,
+    bias_s: float = BIAS_S,
     bias_token_s: float = 0.00005,
-    bias_share: float = 0.01,
+    bias_share: float = BIAS_SHARE,
     bounded_share: float = 0.01,
     invalid_bounded_share: float = 0.10,
 ) -> Verdict:
@@ -261,17 +269,30 @@ def _processes(run: Run, limits: _Limits) -> str:
     if not (budget_s > 0 and rate_per_s and tokens > 0):
         return "more processes"
     try:
-        found = processes_needed(fit_batch(run), rate_per_s, float(tokens), budget_s)
+        fit = fit_batch(_beginning(run))
     except UsageError:  # nothing to fit
         return "more processes"
+    if fit.mean_time_s(rate_per_s * (tokens + 1) / MOST_PROCESSES) > budget_s:  # the search for it would be long
+        return "more processes"
+    found = processes_needed(fit, rate_per_s, float(tokens), budget_s)
     if found.needed is None or found.needed <= run.meta["asked"]["processes"]:
         return "more processes"
     return f"{found.needed} processes, which should keep its mean within {show_time(budget_s + sending_s)}"
 
 
+def _beginning(run: Run) -> Run:
+    """The run until as many events had come as a fit needs; all of it where it has no more."""
+    if len(run.events) <= MOST_FITTED:
+        return run
+    wire_ns = run.events["wire_ns"].to_numpy(float, na_value=np.nan)
+    until_ns = np.partition(wire_ns, MOST_FITTED)[MOST_FITTED]  # NaN goes to the end
+    requests = run.requests[(run.requests["sent_ns"] < until_ns).fillna(False)]
+    return replace(run, requests=requests, _tables={"events": run.events[wire_ns < until_ns], "cycles": run.cycles})
+
+
 def _notes(run: Run, clock: str, limits: _Limits) -> list[str]:
-    """What the client's own clock would have said of a run that is read on the wire; what could not be judged."""
-    notes = []
+    """A load that never was stationary; the client's own clock beside the wire; what could not be judged."""
+    notes = _drift_note(run)
     if clock == "wire":
         notes += _own_clock_note(_off(run, own_clock(run), limits))
     elif 0 < len(_ok(run)) < LEAST_FOR_P99:
@@ -279,6 +300,14 @@ def _notes(run: Run, clock: str, limits: _Limits) -> list[str]:
     if run.meta.get("clock_steps"):
         notes.append(f"Note: the wall clock was set {run.meta['clock_steps']} time(s) during the run; corrected.")
     return notes
+
+
+def _drift_note(run: Run) -> list[str]:
+    """That a run drifted, unless its load was asked to change."""
+    if str(run.meta["asked"].get("arrivals", "")).startswith(_CHANGES):
+        return []
+    found = steady_state(run)
+    return [f"Note: its means depend on how long it lasted. {found.sentence}"] if found.steady is False else []
 
 
 def _own_clock_note(every: list[_Off]) -> list[str]:

@@ -273,6 +273,17 @@ def test_a_run_that_was_cut_short_shows_itself_too() -> None:
     assert verdict_text({}) == verdict_text(None)
 
 
+def test_scrapes_that_failed_are_said_in_both_and_whole_ones_are_not() -> None:
+    scrape = {"read": 7, "failed": 2, "missed": 1, "reasons": {"status 503": 2}, "broken": None}
+    run = Run(None, META | {"scrape": scrape}, pd.DataFrame())
+    said = "server metrics: 3 of 10 scrapes failed: 2 x status 503, 1 x the page before took up the turn"
+    assert said in repr(run) and said in run._repr_html_()
+    scrape |= {"broken": "disk full"}
+    assert "no server metrics: disk full" in repr(run)
+    scrape |= {"broken": None, "missed": 0, "reasons": {}}
+    assert "server metrics" not in repr(run)
+
+
 def test_cells_have_a_dash_for_what_is_missing_and_notes_name_their_metrics() -> None:
     cells, notes = summary_cells(META["summary"])
     assert cells == [["TTFT", "98", "50.0 ms [49.0 ms, 51.2 ms]", "45.0 ms", "–", "–"]]

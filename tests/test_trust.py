@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import llmprofile as lp
+from llmprofile import trust
 from llmprofile.latency import CLOCKS
 from llmprofile.records import Run
 from test_metrics import MS, UNSTAMPED, make_run, stamp_columns
@@ -232,3 +233,36 @@ def test_no_request_succeeded_and_html_is_escaped(good: Run) -> None:
     assert "<script>" not in html
     with pytest.raises(lp.UsageError, match="clock must be one of"):
         lp.verdict(good, "sundial")
+
+
+def queueing(growth: float, n: int = 1200, **asked: Any) -> Run:
+    """Ten a second for two minutes, read on the wire; each waits this share of its time for those before it."""
+    run = even(n, "stamped")
+    waited_ns = np.rint(growth * np.arange(n) * 100 * MS).astype(np.int64)
+    later = [name for name in run.requests if name.startswith(("first_", "last_", "eof"))]
+    shifted = {c: run.requests[c] + waited_ns for c in later if str(run.requests[c].dtype) == "Int64"}
+    shifted |= {c: run.requests[c] + waited_ns / 1e9 for c in ("ttft_s", "ttft_seen_s", "e2e_s", "e2e_seen_s")}
+    return with_meta(with_column(run, **shifted), asked={**run.meta["asked"], **asked})
+
+
+def test_a_queue_that_grows_is_said_and_no_fault_of_the_measurement() -> None:
+    assert len(lp.verdict(queueing(0.0)).sentences) == 1
+    verdict = lp.verdict(queueing(0.2))  # at the end of two minutes a wait of 24 s
+    assert verdict.word == "trustworthy"
+    (note,) = verdict.sentences[1:]
+    assert note.startswith("Note: its means depend on how long it lasted. Never stationary: TTFT went from ")
+    # what was asked to change is no finding
+    for arrivals in ("Ramp(1, 20, 120.0)", "Stages(stages=...)", "Trace('a.csv', speed=1)"):
+        assert len(lp.verdict(queueing(0.2, arrivals=arrivals)).sentences) == 1
+    assert len(lp.verdict(queueing(0.2, arrivals="Poisson(rate_per_s=10.0)")).sentences) == 2
+
+
+def test_the_remedy_is_worked_out_from_the_beginning_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = even()
+    assert trust._beginning(run) is run
+    monkeypatch.setattr(trust, "MOST_FITTED", 301)
+    part = trust._beginning(run)
+    assert len(part.events) in range(298, 302)  # two of different requests may come at the same time
+    until_ns = part.events["wire_ns"].max()
+    assert len(part.events) == (run.events["wire_ns"] <= until_ns).sum()
+    assert part.requests["sent_ns"].max() <= until_ns < run.requests["sent_ns"][len(part.requests)]
