@@ -15,7 +15,7 @@ import pandas as pd
 
 from llmprofile.latency import CLOCKS, LABELS, column_of, token_gaps
 from llmprofile.markup import card
-from llmprofile.metrics import QUANTILES, block_draws, block_length_s
+from llmprofile.metrics import QUANTILES, block_draws, block_length_s, known_arrivals
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS, elapsed_s, ns_to_s, s_to_ns, show_time
 
@@ -43,8 +43,9 @@ def paired_latencies(run: Run, metric: str) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        One row a request (ITL: a token), float seconds, NaN where a stamp is missing: `wire`, `seen`, `handled`;
-        `sending_s`, `waiting_s` (their sum is seen − wire), `handling_s` (handled − seen); `at_s`, when it was.
+        One row a request (ITL: a token), float seconds, NaN where a stamp is missing, and of the wire where packets
+        came out of order (`metrics.known_arrivals`): `wire`, `seen`, `handled`; `sending_s`, `waiting_s` (their sum
+        is seen − wire), `handling_s` (handled − seen); `at_s`, when it was.
 
     Examples
     --------
@@ -52,6 +53,7 @@ def paired_latencies(run: Run, metric: str) -> pd.DataFrame:
     >>> np.allclose(pairs["seen"] - pairs["wire"], pairs["sending_s"] + pairs["waiting_s"], atol=1e-12)
     True
     """
+    run = known_arrivals(run)
     rows = run.requests[run.requests["outcome"] == "ok"]
     return _paired_gaps(run, rows) if metric == "itl" else _paired_rows(rows, metric)
 
@@ -244,12 +246,30 @@ def separate_bias(run: Run) -> BiasTable:
     share, bracket_s = bounded_first_tokens(run)
     notes = [
         *([] if frame["n"].any() else [_UNKNOWN]),
+        *reordered_note(run),
         _beside(frame, lateness_s),
         *([_BOUNDED.format(share=share, more=show_time(bracket_s))] if share > 0 else []),
         *([_SHARED.format(share=shared)] if (shared := _shared_reads(run, ok)) > 0 else []),
         *dict.fromkeys(filter(None, whys)),
     ]
     return BiasTable(clock, frame, _mean(lateness_s), _p99(lateness_s), share, bracket_s, tuple(notes))
+
+
+def reordered_note(run: Run) -> list[str]:
+    """How many requests' packets came out of order, and what that leaves unknown; nothing where none did.
+
+    Examples
+    --------
+    >>> reordered_note(run)
+    []
+    """
+    n = int(run.requests["reordered"].sum())
+    if not n:
+        return []
+    return [
+        f"{n} request{'s' if n > 1 else ''} saw packets reordered or lost on the way: their stamps don't say when the "
+        "bytes could be read, so that what the client added is unknown for these, and their wire times may be early."
+    ]
 
 
 _UNKNOWN = (

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from llmprofile.errors import UsageError
-from llmprofile.metrics import BLOCKS_AT_LEAST, MOST_BLOCKS, block_length_s
+from llmprofile.metrics import BLOCKS_AT_LEAST, MOST_BLOCKS, block_length_s, known_arrivals
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS, NS_PER_S, ns_to_s, show_time
 
@@ -48,7 +48,7 @@ class Jobs:
     is_vacation : (n,) bool
         A service so long that the process must have been off the processor.
     unplaced : int
-        Events and sends that lack a stamp, and so are not among the jobs.
+        Events and sends that lack a stamp, or an arrival (`metrics.known_arrivals`), and so are not among the jobs.
     """
 
     worker: int
@@ -113,7 +113,7 @@ def loop_jobs(run: Run) -> list[Jobs]:
 
 
 def _job_table(run: Run) -> pd.DataFrame:
-    requests, events = run.requests, run.events
+    requests, events = run.requests, known_arrivals(run).events
     done = "seen_ns" if run.client == "stamped" else "handled_ns"
     worker_of = requests.set_index("request_id")["worker"]
     sent = requests[requests["sent_ns"].notna()]

@@ -6,6 +6,7 @@ Requests that share a queue are correlated, so intervals come from a bootstrap o
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 from scipy import sparse
 
 from llmprofile.errors import one_of
-from llmprofile.latency import CLOCKS, LABELS, column_of, token_gaps
+from llmprofile.latency import CLOCKS, LABELS, LATENCIES, column_of, token_gaps
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS
 
@@ -41,6 +42,29 @@ def run_clock(run: Run) -> str:
 
 def _has_wire_ends(run: Run) -> bool:
     return bool(run.requests["last_wire_ns"].notna().any())
+
+
+def known_arrivals(run: Run) -> Run:
+    """The run as far as stamps say when bytes could be read: without wire times where packets came out of order.
+
+    Such a packet is stamped when it comes, but read when the hole before it is filled: what seen is later than wire
+    is the network's repair, and no delay of the client. Only what compares the two needs this.
+
+    Examples
+    --------
+    >>> known_arrivals(run) is run  # nothing was reordered here
+    True
+    """
+    reordered = run.requests["reordered"].fillna(False).to_numpy(bool)
+    if not reordered.any():
+        return run
+    requests, events = run.requests.copy(), run.events.copy()
+    stamps = [f"{token}_{wire}_ns" for token in ("first", "last") for wire in ("wire", "wire_lo")]
+    requests.loc[reordered, stamps] = pd.NA
+    requests.loc[reordered, [f"{name}_s" for name in LATENCIES]] = math.nan
+    of_them = events["request_id"].isin(requests.loc[reordered, "request_id"])
+    events.loc[of_them, ["wire_ns", "wire_lo_ns"]] = pd.NA
+    return replace(run, requests=requests, _tables={"events": events, "cycles": run.cycles})
 
 
 def inter_token_s(run: Run, clock: str) -> pd.DataFrame:
