@@ -155,7 +155,7 @@ class StampedClient:
         if connection.watch.keep_alive and not self._link.fresh and not self._stopping:
             self._idle[connection] = None
         else:
-            connection.transport.close()
+            connection.transport.abort()  # all is read; under TLS a polite close would wait for the server's
         self.finish(exchange, "complete", None)
 
     def lost(self, connection: _Connection, exc: Exception | None) -> None:
@@ -218,7 +218,7 @@ class StampedClient:
         self._stopping = True
         self._sweeper.cancel()
         for connection in list(self._idle):
-            connection.transport.abort()  # under TLS a polite close would wait for the server's
+            connection.transport.abort()  # not politely, as above
         for _ in range(4):  # TLS, transport and protocol each hear of it one turn of the loop later
             await asyncio.sleep(0)
 
