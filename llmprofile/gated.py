@@ -215,20 +215,24 @@ def simulate_loop(
     rng: np.random.Generator | int = 0,
     streams: npt.ArrayLike | None = None,
     pauses_s: npt.ArrayLike = (),
+    ends: npt.ArrayLike | None = None,
+    end: Any = 0.0,
 ) -> LoopTimes:
     """Run given arrivals through an event loop of two stages, as an ordinary asyncio client has.
 
     Turn k polls (a), handles what turn k − 1 read (h an event), sends what was due at that turn's poll (s each), and
     reads what had arrived by its own poll (r a socket): C_k = a + hN_{k−1} + sM_{k−1} + rN_k. It sleeps only when
     nothing is ready and nothing pending, and wakes D after the next arrival or due time. Without a cost of handling
-    there is one stage: an event is done when its own read is, and sends follow the reads of their turn.
+    there is one stage: an event is done when its own read is, and sends follow the reads of their turn. An event that
+    ends its request costs e more once it is done, which those behind it wait for: with decode steps the requests that
+    end are the oldest, and so the first of a burst.
 
     Parameters
     ----------
     arrivals_s : (n,) float
         When events arrived, in order.
-    poll, read, handle, wakeup, send : law, array of measured seconds, number of seconds, or Stretches
-        a, r, h, D and s.
+    poll, read, handle, wakeup, send, end : law, array of measured seconds, number of seconds, or Stretches
+        a, r, h, D, s and e.
     sends_s : (m,) float, optional
         When requests are due, in order.
     rng : Generator or int
@@ -238,11 +242,14 @@ def simulate_loop(
         each event has a socket of its own.
     pauses_s : (k, 2) float, optional
         When the loop was off its processor, in order, and for how long: vacations, between two turns.
+    ends : (n,) bool, optional
+        Which events end their request; none by default.
 
     Raises
     ------
     UsageError
-        Times that are not finite and in order; a cost that is negative or missing; `streams` of another length.
+        Times that are not finite and in order; a cost that is negative or missing; `streams` or `ends` of another
+        length.
 
     Examples
     --------
@@ -252,13 +259,14 @@ def simulate_loop(
     """
     arrivals, due = _in_order("arrivals_s", arrivals_s), _in_order("sends_s", () if sends_s is None else sends_s)
     before = _event_before(streams, len(arrivals))
-    laws = {"poll": poll, "read": read, "handle": handle, "wakeup": wakeup, "send": send}
+    laws = {"poll": poll, "read": read, "handle": handle, "wakeup": wakeup, "send": send, "end": end}
     costs = {name: value if isinstance(value, Stretches) else law_of(value, name) for name, value in laws.items()}
     two_stages = costs["handle"].mean_s > 0
     most_turns = (1 + two_stages) * (len(arrivals) + len(due)) + 1
-    sizes = {"poll": most_turns, "read": len(arrivals), "handle": len(arrivals), "wakeup": most_turns, "send": len(due)}
+    sizes = {"poll": most_turns, "wakeup": most_turns, "send": len(due)}
     draws = np.random.default_rng(rng)
-    drawn = {name: law.sample(sizes[name], draws) for name, law in costs.items()}
+    drawn = {name: law.sample(sizes.get(name, len(arrivals)), draws) for name, law in costs.items()}
+    drawn["end"] = drawn["end"] * _flags("ends", ends, len(arrivals))
     pauses = np.asarray(pauses_s, float).reshape(-1, 2)
     _in_order("the starts of pauses_s", pauses[:, 0])
     turns = _Turns(arrivals, due, before, drawn, two_stages)
@@ -271,6 +279,13 @@ def _in_order(name: str, times_s: npt.ArrayLike) -> Floats:
     if times.ndim != 1 or not np.isfinite(times).all() or (np.diff(times) < 0).any():
         raise UsageError(f"{name} must be finite times in ascending order, in one dimension")
     return times
+
+
+def _flags(name: str, flags: npt.ArrayLike | None, n: int) -> npt.NDArray[np.bool_]:
+    found = np.zeros(n, bool) if flags is None else np.asarray(flags)
+    if found.shape != (n,) or found.dtype != bool:
+        raise UsageError(f"{name} must be {n} truth values, one for each arrival")
+    return found
 
 
 def _event_before(streams: npt.ArrayLike | None, n: int) -> Ints:
@@ -292,7 +307,7 @@ class _Turns:
 
     def __init__(self, arrivals: Floats, due: Floats, before: Ints, drawn: dict[str, Floats], two_stages: bool) -> None:
         self.arrivals, self.due, self.before, self.drawn, self.two_stages = arrivals, due, before, drawn, two_stages
-        self.sums = {name: np.concatenate([[0.0], np.cumsum(drawn[name])]) for name in ("read", "handle", "send")}
+        self.sums = {name: np.concatenate([[0.0], np.cumsum(drawn[name])]) for name in ("read", "handle", "send", "end")}
         self.polled: list[float] = []
         self.ended: list[float] = []
         self.slept: list[bool] = []
@@ -301,7 +316,7 @@ class _Turns:
 
     def run(self, pauses: list[list[float]]) -> None:
         arrivals, due, before = self.arrivals.tolist(), self.due.tolist(), self.before.tolist()
-        read, handle, send = (self.sums[name].tolist() for name in ("read", "handle", "send"))
+        read, handle, send, end = (self.sums[name].tolist() for name in ("read", "handle", "send", "end"))
         poll, wakeup = self.drawn["poll"].tolist(), self.drawn["wakeup"].tolist()
         merged, back = bool((self.before >= 0).any()), self.two_stages
         now, i, j, reads, i_before, j_before, paused = -math.inf, 0, 0, 0, 0, 0, 0
@@ -324,6 +339,7 @@ class _Turns:
             now += poll[len(self.polled) - 1] + read[reads + new_reads] - read[reads]
             # with two stages, what the turn before took up is handled and sent in this one
             now += handle[i] - handle[i_before] + send[j] - send[j_before] if back else send[j_next] - send[j]
+            now += end[i] - end[i_before] if back else end[i_next] - end[i]
             self.ended.append(now)
             i_before, j_before, i, j, reads = i, j, i_next, j_next, reads + new_reads
             self.events.append(i)
@@ -337,17 +353,19 @@ class _Turns:
         turn = np.repeat(np.arange(len(polled)), batch)
         socket = self._sockets_of(turn, events)
         due_in, sending = np.repeat(np.arange(len(polled)), sends), np.arange(taken[-1])
-        handling_s, sending_s = np.diff(self.sums["handle"][events]), np.diff(self.sums["send"][taken])
+        handling_s = np.diff(self.sums["handle"][events]) + np.diff(self.sums["end"][events])
+        sending_s = np.diff(self.sums["send"][taken])
+        place = np.empty(len(turn), np.int64)
+        place[np.argsort(socket, kind="stable")] = np.arange(len(turn))
+        ended_s = self._ended_before(place, events[turn])
+        read_s = _since(self.sums["read"], socket, sockets[turn])
         if self.two_stages:
-            at_read = begun + _one_later(handling_s + sending_s)
+            read_at = (begun + _one_later(handling_s + sending_s))[turn] + read_s
             at_send = (begun + _one_later(handling_s))[due_in + 1]
-            place = np.empty(len(turn), np.int64)
-            place[np.argsort(socket, kind="stable")] = np.arange(len(turn))
-            handled_at = begun[turn + 1] + _since(self.sums["handle"], place, events[turn])
+            handled_at = begun[turn + 1] + _since(self.sums["handle"], place, events[turn]) + ended_s
         else:
-            at_read = begun
-            at_send = (begun + np.diff(self.sums["read"][sockets]))[due_in]
-        read_at = at_read[turn] + _since(self.sums["read"], socket, sockets[turn])
+            read_at = begun[turn] + read_s + ended_s
+            at_send = (begun + np.diff(self.sums["read"][sockets]) + handling_s)[due_in]
         sent_at = at_send + _since(self.sums["send"], sending, taken[due_in])
         return LoopTimes(
             time_s=(handled_at if self.two_stages else read_at) - self.arrivals,
@@ -362,6 +380,14 @@ class _Turns:
             handled=_one_later(batch) if self.two_stages else batch,
             sends=_one_later(sends) if self.two_stages else sends,
         )
+
+    def _ended_before(self, place: Ints, first: Ints) -> Floats:
+        """What the ends of requests cost between a turn's first event and each of its others."""
+        ordered = np.empty(len(place))
+        ordered[place] = self.drawn["end"]
+        sums = np.concatenate([[0.0], np.cumsum(ordered)])
+        before: Floats = sums[place] - sums[first]
+        return before
 
     def _sockets_of(self, turn: Ints, events: Ints) -> Ints:
         """The number of the read that brought each event: its own, or that of the one before it on its socket."""

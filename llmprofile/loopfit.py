@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-COSTS = ("poll", "read", "handle", "send", "wakeup")
+COSTS = ("poll", "read", "handle", "send", "end", "wakeup")
 CLIENTS = ("stamped", "conventional")
 STALL_S, DISTURBED_SHARE = 3e-4, 0.05
 """A turn that takes more than twice what it should and this is a stall; when stalls take this share, a fit says so."""
@@ -35,9 +35,9 @@ BLOCKS, TURNS_AT_LEAST, SLEEPS_AT_LEAST = 40, 200, 20
 SIMULATED_EVENTS = 100_000
 _EDGE_NS = 100_000  # the first request is begun in a turn whose poll returned this much earlier, at most
 
-_COLUMNS = ("poll", "asleep", "read", "handle", "due", "sent", "ended")
-"""Of the regression; a request costs when it falls due, when it is sent, and when it has ended: `send` is the sum."""
-_SEND = [_COLUMNS.index(name) for name in ("due", "sent", "ended")]
+_COLUMNS = ("poll", "asleep", "read", "handle", "due", "sent", "end")
+"""Of the regression; a request costs when it falls due and when it is sent (`send` is the sum), and when it ends."""
+_SEND = [_COLUMNS.index(name) for name in ("due", "sent")]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class LoopFit:
         What a turn costs beyond its events, with what the regression leaves over of turns that did not stall; measured
         wake-ups.
     coefficients : (7,) float
-        Of the regression, all workers: poll, the poll's own cost, read, handle, and a request's three parts.
+        Of the regression, all workers: poll, the poll's own cost, read, handle, and a request's due, sent and end.
     after_s : float
         How much of a turn's cost comes after its last event is done: in every turn, in no event's own time.
     sends_per_event : float
@@ -129,12 +129,13 @@ class LoopFit:
         return float(value["all"])
 
     def model(self, rate_per_s: float) -> GatedLoop:
-        """The one-stage loop at a rate of events a worker, each with its share of the sends.
+        """The one-stage loop at a rate of events a worker, each with its share of the sends and ends of requests.
 
         For the conventional client, which has two stages, this is an approximation: see `predict`. Its times run to
         the end of an event's own cost; what a client reports is `after_s` less.
         """
-        service_s = self.cost_s("read") + self.cost_s("handle") + self.cost_s("send") * self.sends_per_event
+        request_s = self.cost_s("send") + self.cost_s("end")
+        service_s = self.cost_s("read") + self.cost_s("handle") + request_s * self.sends_per_event
         return GatedLoop(rate_per_s, poll=self.poll_law, service=service_s, wakeup=self.wakeup_law)
 
     def simulate(
@@ -144,16 +145,16 @@ class LoopFit:
         streams: npt.ArrayLike | None = None,
         rng: np.random.Generator | int = 0,
         pauses_s: npt.ArrayLike = (),
+        ends: npt.ArrayLike | None = None,
     ) -> LoopTimes:
-        """`simulate_loop` with these costs, for one worker's arrivals, due times, sockets and pauses.
+        """`simulate_loop` with these costs, for one worker's arrivals, due times, sockets, pauses and last events.
 
         Costs of polls and wake-ups come in stretches as they were measured: what slows a loop down lasts for a while.
         """
-        read_s, handle_s, send_s = (self.cost_s(name) for name in ("read", "handle", "send"))
-        costs = (Stretches(self.poll_law), read_s, handle_s, Stretches(self.wakeup_law))
-        return simulate_loop(
-            arrivals_s, *costs, sends_s=sends_s, send=send_s, streams=streams, rng=rng, pauses_s=pauses_s
-        )
+        costs: dict[str, Any] = {name: self.cost_s(name) for name in ("read", "handle", "send", "end")}
+        costs |= {"poll": Stretches(self.poll_law), "wakeup": Stretches(self.wakeup_law)}
+        load = {"sends_s": sends_s, "streams": streams, "pauses_s": pauses_s, "ends": ends}
+        return simulate_loop(arrivals_s, **costs, **load, rng=rng)
 
     def mean_time_s(self, jobs_per_s: float) -> float:
         """The mean time in the client of unsynchronised events at a rate of jobs a worker, sends among them.
@@ -167,7 +168,8 @@ class LoopFit:
         arrivals_s, due_s = (
             np.sort(rng.uniform(0, span_s, int(rate * span_s))) for rate in (jobs_per_s - sends, sends)
         )
-        return float(self.simulate(arrivals_s, due_s, rng=rng).time_s.mean()) - self.after_s
+        ends = rng.random(len(arrivals_s)) < self.sends_per_event
+        return float(self.simulate(arrivals_s, due_s, rng=rng, ends=ends).time_s.mean()) - self.after_s
 
     def predict(self, run: Run, rng: np.random.Generator | int = 0) -> LoopPrediction:
         """The time in the client of a run from its wire stamps and due times, beside what was measured.
@@ -184,7 +186,7 @@ class LoopFit:
         for worker in _workers(run):
             load = _load_of(worker)
             pauses = _pauses(worker, self.coefficients, load.origin_ns)
-            found = self.simulate(load.arrivals_s, load.due_s, load.streams, draws, pauses)
+            found = self.simulate(load.arrivals_s, load.due_s, load.streams, draws, pauses, load.ends)
             predicted.append(found.time_s[~np.isnan(load.times_s)] - self.after_s)
             known = ~np.isnan(worker.times_s)
             measured.append(worker.times_s[known])
@@ -340,13 +342,14 @@ class _Turns:
     """The turns of one worker, or of all, within the load; those that did nothing that is counted, only summed up.
 
     `design` has the columns of `_COLUMNS`, `number` says which turn of its worker each is; `front_s` runs from a turn's
-    start to its last event done; NaN is missing.
+    start to its last event done, with `front_ends` ends of requests before it; NaN is missing.
     """
 
     design: Floats
     length_s: Floats
     wakeup_s: Floats
     front_s: Floats
+    front_ends: Ints
     number: Ints
     block: Ints
     other: int
@@ -363,7 +366,8 @@ def _turns_of(worker: _Worker) -> _Turns:
     # a task that was made in a turn runs in the next: the conventional client notices a due request a turn earlier
     due = worker.count(worker.turn_of(begun) - 1) if worker.two_stages else worker.count(np.empty(0, np.int64))
     sends, ended = worker.count(worker.turn_of(sent)), worker.requests["ended_ns"]
-    ends = worker.count(worker.turn_of(ended[ended != MISSING_NS]))
+    ended = ended[ended != MISSING_NS]
+    ends = worker.count(worker.turn_of(ended))
     reads, handled = worker.cycles["reads"], worker.cycles["handled"]
     pending = worker.two_stages & ((handled > 0) | (sends > 0))
     ready = pending | ((first != MISSING_NS) & (first <= entered))
@@ -375,11 +379,13 @@ def _turns_of(worker: _Worker) -> _Turns:
     counted = within & (design[:, 2:] > 0).any(axis=1)
     last = np.full(len(start), MISSING_NS)
     np.maximum.at(last, np.maximum(worker.turn_of(done), 0), done)
+    before_last = ended[ended < last[worker.turn_of(ended)]]
     return _Turns(
         design=design[counted],
         length_s=length_s[counted],
         wakeup_s=np.where(~ready & (first > entered), (returned - first) / NS_PER_S, np.nan)[counted],
         front_s=np.where(last != MISSING_NS, (last - start) / NS_PER_S, np.nan)[counted],
+        front_ends=worker.count(worker.turn_of(before_last))[counted],
         number=np.flatnonzero(counted),
         block=np.arange(counted.sum()) * BLOCKS // max(1, counted.sum()),
         other=int((within & ~counted).sum()),
@@ -397,7 +403,7 @@ def _first_arrival(worker: _Worker) -> Ints:
 
 
 def _pool(parts: list[_Turns]) -> _Turns:
-    names = ("design", "length_s", "wakeup_s", "front_s", "number")
+    names = ("design", "length_s", "wakeup_s", "front_s", "front_ends", "number")
     arrays = {name: np.concatenate([getattr(p, name) for p in parts]) for name in names}
     block = np.concatenate([p.block + k * BLOCKS for k, p in enumerate(parts)])
     return _Turns(**arrays, block=block, other=sum(p.other for p in parts), other_s=sum(p.other_s for p in parts))
@@ -456,7 +462,7 @@ def _row(estimate: _Estimate, turns: _Turns) -> dict[str, float]:
     """One row of `LoopFit.costs`."""
     values, covariance = estimate.values, estimate.covariance
     row = {}
-    for name in ("poll", "read", "handle", "send"):
+    for name in ("poll", "read", "handle", "send", "end"):
         parts = _SEND if name == "send" else [_COLUMNS.index(name)]
         happened = (turns.design[:, parts] != 0).any()
         row[f"{name}_s"] = float(values[parts].sum()) if happened else np.nan
@@ -505,6 +511,7 @@ def _after_last_event(turns: _Turns, estimate: _Estimate, client: str) -> float:
     with_any = estimate.kept & ~np.isnan(turns.front_s) & (turns.design[:, column] > 0)
     values = estimate.values
     before = turns.front_s - turns.design[:, column] * values[column] - turns.design[:, 1] * values[1]
+    before -= turns.front_ends * values[_COLUMNS.index("end")]
     return float(values[0] - before[with_any].mean()) if with_any.any() else 0.0
 
 
@@ -531,11 +538,13 @@ def _pauses(worker: _Worker, coefficients: Floats, origin_ns: int) -> Floats:
 class _Load:
     """What one worker's loop had to deal with: reads on the wire with their sockets, due times; seconds from a start.
 
-    `times_s` is an event's measured time in the client, NaN for a read that held no token; `origin_ns` is the start.
+    `times_s` is an event's measured time in the client, NaN for a read that held no token; `ends` marks the last event
+    of each request; `origin_ns` is the start.
     """
 
     arrivals_s: Floats
     streams: Ints
+    ends: Bools
     times_s: Floats
     due_s: Floats
     origin_ns: int
@@ -546,12 +555,15 @@ def _load_of(worker: _Worker) -> _Load:
     ids, wire = np.concatenate([_bare_reads(worker), np.stack([events["request_id"], events["wire_ns"]], axis=1)]).T
     times_s = np.full(len(ids), np.nan)
     times_s[len(ids) - len(worker.done_ns) :] = worker.times_s
+    ends = np.zeros(len(ids), bool)
+    ends[len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]] = True
+    ends &= np.arange(len(ids)) >= len(ids) - len(worker.done_ns)
     due = requests["due_ns"][(requests["due_ns"] != MISSING_NS) & (requests["sent_ns"] != MISSING_NS)]
     order = np.argsort(wire, kind="stable")
     order = order[wire[order] != MISSING_NS]
     origin = min(due.min(initial=wire[order[0]]), wire[order[0]])
     seconds = ((wire[order] - origin) / NS_PER_S, np.sort(due - origin) / NS_PER_S)
-    return _Load(seconds[0], ids[order], times_s[order], seconds[1], int(origin))
+    return _Load(seconds[0], ids[order], ends[order], times_s[order], seconds[1], int(origin))
 
 
 def _bare_reads(worker: _Worker) -> Ints:

@@ -181,7 +181,9 @@ def test_bad_input_is_refused_by_name(changes: dict[str, Any]) -> None:
 # the recursion
 
 
-def plain_loop(arrivals: list[float], sockets: list[int], due: list[float], cost: dict[str, float]) -> dict[str, Any]:
+def plain_loop(
+    arrivals: list[float], sockets: list[int], due: list[float], ends: set[int], cost: dict[str, float]
+) -> dict[str, Any]:
     """asyncio's loop, event by event, with a queue of callbacks as it has: what is queued at a poll is run after it."""
     events, sends = deque(enumerate(arrivals)), deque(enumerate(due))
     woken: list[tuple[str, list[int]]] = []
@@ -219,13 +221,11 @@ def plain_loop(arrivals: list[float], sockets: list[int], due: list[float], cost
                 out["read"] |= dict.fromkeys(ks, now)
                 if cost["handle"]:
                     woken.append(("handle", ks))
-                else:
-                    out["handled"] |= dict.fromkeys(ks, now)
-                    out["n_handled"][-1] += len(ks)
-            for k in ks if what != "read" else []:
-                now += cost[what]
-                out["handled" if what == "handle" else "sent"][k] = now
-                out["n_handled"][-1] += what == "handle"
+            for k in ks if what != "read" or not cost["handle"] else []:
+                now += 0.0 if what == "read" else cost[what]
+                out["sent" if what == "send" else "handled"][k] = now
+                out["n_handled"][-1] += what != "send"
+                now += cost["end"] if what != "send" and k in ends else 0.0
         if cost["handle"]:
             woken += [("send", [k]) for k in requests]
         out["reads"].append(len(waiting))
@@ -236,15 +236,15 @@ def plain_loop(arrivals: list[float], sockets: list[int], due: list[float], cost
 
 def compare(seed: int, n: int, load: float, streams: int, handle: float) -> None:
     rng = np.random.default_rng(seed)
-    cost = {"poll": 0.3, "read": 1.0, "handle": handle, "wakeup": 0.7, "send": 2.0}
+    cost = {"poll": 0.3, "read": 1.0, "handle": handle, "wakeup": 0.7, "send": 2.0, "end": 1.7}
     arrivals = 10 + np.cumsum(rng.exponential((1.0 + handle) / load, n))
     due = np.sort(rng.uniform(10, arrivals[-1], n // 5))
     sockets = rng.integers(0, streams, n) if streams else None
     own = np.arange(n) if sockets is None else sockets
-    found = simulate_loop(
-        arrivals, cost["poll"], cost["read"], handle, cost["wakeup"], sends_s=due, send=cost["send"], streams=sockets
-    )
-    truth = plain_loop(arrivals.tolist(), own.tolist(), due.tolist(), cost)
+    last = n - 1 - np.unique(own[::-1], return_index=True)[1]  # an end is the last of its socket
+    ends = np.isin(np.arange(n), rng.permutation(last)[: -(-len(last) // 3)])
+    found = simulate_loop(arrivals, **cost, sends_s=due, streams=sockets, ends=ends)
+    truth = plain_loop(arrivals.tolist(), own.tolist(), due.tolist(), set(np.flatnonzero(ends).tolist()), cost)
     for name, at, start in (
         ("read", found.wait_s, arrivals),
         ("handled", found.time_s, arrivals),
@@ -344,6 +344,8 @@ def test_nothing_to_do_takes_no_turn() -> None:
     [
         ({"arrivals_s": [1.0, 0.0]}, "arrivals_s must be finite times in ascending order"),
         ({"arrivals_s": [math.nan]}, "arrivals_s must be finite"),
+        ({"ends": [True]}, "ends must be 2 truth values"),
+        ({"ends": [0, 1]}, "ends must be 2 truth values"),
         ({"sends_s": [[1.0]]}, "sends_s must be .* in one dimension"),
         ({"streams": [1, 2, 3]}, "streams must be 2 whole numbers"),
         ({"streams": [0.5, 1.0]}, "streams must be 2 whole numbers"),
@@ -355,6 +357,15 @@ def test_arrivals_and_costs_that_make_no_sense_are_refused(changes: dict[str, An
     given_ = {"arrivals_s": [0.0, 1.0], "poll": 0.1, "read": 1.0, "handle": 1.0, "wakeup": 0.1} | changes
     with pytest.raises(UsageError, match=message):
         simulate_loop(**given_)
+
+
+def test_the_end_of_a_request_holds_up_those_behind_it_and_not_itself() -> None:
+    arrivals, costs = [0.0, 0.0, 0.0], {"poll": 0.0, "read": 0.5, "wakeup": 0.0, "end": 10.0}
+    one = simulate_loop(arrivals, handle=0.0, ends=[False, True, False], **costs)
+    assert one.time_s.tolist() == [0.5, 1.0, 11.5]
+    two = simulate_loop(arrivals, handle=1.0, ends=[False, True, False], **costs)
+    assert two.time_s.tolist() == [2.5, 3.5, 14.5]
+    assert two.turn_s.sum() == 3 * 1.5 + 10
 
 
 def test_pauses_hold_up_what_they_catch_and_what_comes_behind() -> None:
