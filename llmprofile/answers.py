@@ -104,7 +104,7 @@ def read_event(data: bytes) -> Event:
 
 def _read_whole(value: dict[str, Any]) -> Event:
     """Say what an answer in one body means, as if it were one event."""
-    usage, timings = _read_usage(value.get("usage")), _read_timings(value.get("timings"))
+    usage, timings = _read_usage(value.get("usage")), _read_timings(_said_of_time(value))
     if _is_error(value):
         return Event("error", "", False, usage, _error_text(value), timings)
     if value.get("object") == "response":
@@ -129,7 +129,7 @@ def _is_error(value: dict[str, Any]) -> bool:
 
 def _read_openai(value: dict[str, Any]) -> Event:
     kind, text, finished = _read_choices(value.get("choices"))
-    usage, timings = value.get("usage"), value.get("timings")
+    usage, timings = value.get("usage"), _said_of_time(value)
     if usage is None and timings is None:
         return Event(kind, text, finished)
     return Event(kind, text, finished, _read_usage(usage), None, _read_timings(timings))
@@ -211,6 +211,11 @@ _NOTHING = Usage(None, None, None)
 
 def _count(value: Any) -> int | None:
     return value if type(value) is int and 0 <= value < 2**31 else None
+
+
+def _said_of_time(value: dict[str, Any]) -> Any:
+    """What an answer holds of its server's own times: llama.cpp and dasllama say `timings`, vLLM `metrics`."""
+    return value.get("timings") or value.get("metrics")
 
 
 def _read_timings(value: Any) -> dict[str, float] | None:
@@ -295,9 +300,9 @@ def _read_tgi(value: dict[str, Any]) -> Event:
 def server_times_s(timings: dict[str, float] | None) -> tuple[float, float]:
     """From when a server began on the prompt to its first token, and from there to its last; NaN where it doesn't say.
 
-    By the words of dasllama (`ttft_ms`, `gen_ms`), llama.cpp (`prompt_ms`, `predicted_ms`) and Ollama (nanoseconds;
-    loading the model counts). All leave out what comes before: the way, reading the request, tokenizing it, and the
-    wait for one of the server's slots.
+    By the words of dasllama (`ttft_ms`, `gen_ms`), llama.cpp (`prompt_ms`, `predicted_ms`), vLLM (`metrics`, started
+    with --enable-per-request-metrics) and Ollama (nanoseconds; loading the model counts). All leave out what comes
+    before: the way, reading the request, tokenizing it, and the wait for one of the server's slots.
 
     Examples
     --------
@@ -305,11 +310,18 @@ def server_times_s(timings: dict[str, float] | None) -> tuple[float, float]:
     (0.02, 0.4)
     """
     said = timings or {}
-    for first, last in (("ttft_ms", "gen_ms"), ("prompt_ms", "predicted_ms")):
+    for first, last in _TIMES_MS:
         if first in said or last in said:
             return said.get(first, math.nan) / 1e3, said.get(last, math.nan) / 1e3
     first_ns = said.get("load_duration", 0) + said.get("prompt_eval_duration", math.nan)
     return first_ns / NS_PER_S, said.get("eval_duration", math.nan) / NS_PER_S
+
+
+_TIMES_MS = (
+    ("ttft_ms", "gen_ms"),
+    ("prompt_ms", "predicted_ms"),
+    ("time_to_first_token_ms", "generation_time_ms"),
+)
 
 
 def _error_text(value: dict[str, Any]) -> str:
@@ -445,6 +457,7 @@ def read_stream(status: int, events: Iterable[tuple[bytes, int]], complete: bool
         if event.kind == "done":
             break
     usage = _last_usage(read)
+    read = _with_wordless_end(read, usage)
     outcome, error = _stream_outcome([event for _, event in read], complete, usage)
     all_ends = [end for end, _ in read]
     tokens = [
@@ -496,6 +509,23 @@ def _last_usage(read: list[tuple[int, Event]]) -> Usage | None:
             return Usage(None, event.usage.prompt_tokens, None) if stale else event.usage
         stale = stale or event.kind in TOKEN_KINDS
     return None
+
+
+def _with_wordless_end(read: list[tuple[int, Event]], usage: Usage | None) -> list[tuple[int, Event]]:
+    """The event that says why an answer ends as a token, if the server counts one more than have come.
+
+    It is the token that ended it, or half a character (vLLM, llama.cpp); elsewhere that event holds none.
+    """
+    at = max((k for k, (_, event) in enumerate(read) if event.finished), default=None)
+    if usage is None or at is None or read[at][1].kind != "none":
+        return read
+    tokens = [event for _, event in read if event.kind in TOKEN_KINDS]
+    shown = any(event.kind == "reasoning" for event in tokens)
+    running = _running_counts([event.usage for event in (*tokens, read[at][1])], shown)
+    if _visible(usage, shown) != len(tokens) + 1 and (running is None or not tokens):
+        return read
+    kind = tokens[-1].kind if tokens else "content"
+    return [*read[:at], (read[at][0], read[at][1]._replace(kind=kind)), *read[at + 1 :]]
 
 
 def _running_counts(usages: list[Usage | None], shown: bool) -> list[int] | None:
