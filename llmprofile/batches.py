@@ -18,9 +18,9 @@ from scipy.optimize import brentq
 from scipy.special import logsumexp
 from scipy.stats import binom
 
-from llmprofile.errors import UsageError, positive, whole
+from llmprofile.errors import UsageError, not_negative, positive, whole
 from llmprofile.inversion import invert, quantile
-from llmprofile.laws import Complex, Continuous, Discrete, Floats, Law, law_of, not_negative
+from llmprofile.laws import Complex, Continuous, Discrete, Floats, Law, law_of
 
 VARIANCE_SHARE = 1e-4  # of a batch's work: what a grid may add to it
 STEPS_PER_SD = 50  # of a service, on a grid

@@ -48,6 +48,19 @@ def positive(name: str, value: float, unit: str = "") -> float:
     return value
 
 
+def not_negative(name: str, value: float, unit: str = "") -> float:
+    """Return `value` as a float if it is a finite number of at least 0, else raise a sentence.
+
+    Examples
+    --------
+    >>> not_negative("cv", 0)
+    0.0
+    """
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= sys.float_info.max:
+        raise UsageError(f"{name} must be a finite number of at least 0{unit}; not {value!r}")
+    return float(value)
+
+
 def whole(name: str, value: int, least: int = 1) -> int:
     """Return `value` if it is a whole number of at least `least`, else raise a sentence.
 

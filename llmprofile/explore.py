@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from llmprofile.errors import UsageError, one_of
+from llmprofile.errors import UsageError, not_negative, one_of
 from llmprofile.latency import CLOCKLESS, CLOCKS, LABELS, column_of
-from llmprofile.laws import not_negative
 from llmprofile.markup import table
 from llmprofile.metrics import block_length_s, describe, inter_token_s, run_clock
 from llmprofile.records import Run, summary_table

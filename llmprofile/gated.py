@@ -307,7 +307,9 @@ class _Turns:
 
     def __init__(self, arrivals: Floats, due: Floats, before: Ints, drawn: dict[str, Floats], two_stages: bool) -> None:
         self.arrivals, self.due, self.before, self.drawn, self.two_stages = arrivals, due, before, drawn, two_stages
-        self.sums = {name: np.concatenate([[0.0], np.cumsum(drawn[name])]) for name in ("read", "handle", "send", "end")}
+        self.sums = {
+            name: np.concatenate([[0.0], np.cumsum(drawn[name])]) for name in ("read", "handle", "send", "end")
+        }
         self.polled: list[float] = []
         self.ended: list[float] = []
         self.slept: list[bool] = []

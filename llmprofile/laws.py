@@ -262,24 +262,6 @@ def law_of(value: Any, name: str = "service") -> Law:
     return _measured_law(values)
 
 
-def not_negative(name: str, value: float) -> float:
-    """Return `value` as a float if it is a finite number of at least 0, else raise a sentence.
-
-    Raises
-    ------
-    UsageError
-        No number, below 0, NaN or infinite.
-
-    Examples
-    --------
-    >>> not_negative("rate_per_s", 200)
-    200.0
-    """
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value < math.inf:
-        raise UsageError(f"{name} must be a finite number of at least 0; not {value!r}")
-    return float(value)
-
-
 def _measured_law(values: Floats) -> Discrete:
     different, counts = np.unique(values, return_counts=True)
     if values.ndim == 0:

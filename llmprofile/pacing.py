@@ -10,24 +10,11 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from llmprofile.errors import UsageError, whole
+from llmprofile.errors import UsageError, not_negative, whole
 from llmprofile.units import s_to_ns
 
 _STEP_SLACK_NS = 1_000  # a gap of one step, a rounding error longer, is still one step
 _FAULT_KEY = 1 << 63  # keeps the fault draw apart from the jitter of the same request
-
-
-def not_negative(name: str, value: float) -> float:
-    """Return `value` if it is a finite number of at least 0, else raise a sentence.
-
-    Examples
-    --------
-    >>> not_negative("cv", 0.5)
-    0.5
-    """
-    if isinstance(value, bool) or not hasattr(value, "__float__") or not (math.isfinite(value) and value >= 0):
-        raise UsageError(f"{name} must be a number of at least 0; not {value!r}")
-    return value
 
 
 @dataclass(frozen=True)

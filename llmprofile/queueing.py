@@ -13,9 +13,9 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from llmprofile.errors import UsageError, whole
+from llmprofile.errors import UsageError, not_negative, whole
 from llmprofile.inversion import compound_cdf, invert, quantile
-from llmprofile.laws import Complex, Continuous, Discrete, Floats, Law, law_of, not_negative
+from llmprofile.laws import Complex, Continuous, Discrete, Floats, Law, law_of
 
 MOST_COSMETATOS = 0.24  # Whitt's bound of the correction, which light traffic would let grow
 

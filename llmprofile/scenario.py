@@ -14,8 +14,7 @@ from scipy.special import ndtr
 from scipy.stats import gamma
 
 from llmprofile.batches import DXG1, thinned
-from llmprofile.errors import positive, whole
-from llmprofile.laws import not_negative
+from llmprofile.errors import not_negative, positive, whole
 from llmprofile.lindley import backlog, simulate
 from llmprofile.queueing import MG1
 from llmprofile.units import show_time

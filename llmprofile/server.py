@@ -21,8 +21,8 @@ from typing import Any, Self
 import pandas as pd
 
 from llmprofile.asked import Fault, Script, Style
-from llmprofile.errors import LlmprofileError, UsageError, one_of, whole
-from llmprofile.pacing import Pace, not_negative
+from llmprofile.errors import LlmprofileError, UsageError, not_negative, one_of, whole
+from llmprofile.pacing import Pace
 from llmprofile.truth import Arrays, token_frame, truth_frame, unpack
 
 _DEFAULTS: dict[str, Any] = {

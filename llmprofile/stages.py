@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llmprofile.errors import UsageError, positive
+from llmprofile.errors import UsageError, not_negative, positive
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -48,11 +46,6 @@ def due_within(law: OpenLaw, duration_s: float, rng: np.random.Generator) -> Flo
     raise UsageError(f"more than {MOST_REQUESTS:,} requests may fall due within {duration_s} s; ask for fewer")
 
 
-def _check_rate(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= sys.float_info.max:
-        raise UsageError(f"{name} must be a number of at least 0 (requests/s); not {value!r}")
-
-
 @dataclass(frozen=True)
 class Ramp:
     """Poisson arrivals whose rate goes from `from_per_s` to `to_per_s` in a straight line, over `duration_s`.
@@ -80,7 +73,7 @@ class Ramp:
 
     def __post_init__(self) -> None:
         for name in ("from_per_s", "to_per_s"):
-            _check_rate(name, getattr(self, name))
+            not_negative(name, getattr(self, name), " (requests/s)")
         positive("duration_s", self.duration_s, " (seconds)")
         if self.from_per_s == self.to_per_s == 0:
             raise UsageError("a ramp from 0 to 0 requests/s asks for nothing; one of its rates must be above 0")

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from llmprofile.errors import UsageError
+from llmprofile.errors import UsageError, not_negative
 from llmprofile.metrics import rates, summarise
 from llmprofile.records import OUTCOMES, Run
 from llmprofile.trust import verdict
@@ -95,8 +95,7 @@ def bounds_ns(run: Run, warmup_s: float, cooldown_s: float) -> tuple[int, int]:
     True
     """
     for name, value in (("warmup_s", warmup_s), ("cooldown_s", cooldown_s)):
-        if not 0 <= value < math.inf:
-            raise UsageError(f"{name} must be a number of at least 0 (seconds); not {value}")
+        not_negative(name, value, " (seconds)")
     due_ns = _due_ns(run)
     due_ns = due_ns[due_ns != MISSING_NS]
     if not len(due_ns):

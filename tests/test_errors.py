@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmprofile.errors import LlmprofileError, UsageError, one_of, positive, whole
+from llmprofile.errors import LlmprofileError, UsageError, not_negative, one_of, positive, whole
 
 seeded = settings(derandomize=True, deadline=None)
 
@@ -34,6 +34,19 @@ def test_one_of_names_what_is_allowed() -> None:
     assert one_of("client", "stamped", ("stamped", "conventional")) == "stamped"
     said = sentence(one_of, "client", "fast", ("stamped", "conventional"))
     assert said == "client must be one of stamped, conventional; not fast"
+
+
+@seeded
+@given(value=st.floats(min_value=0, allow_infinity=False) | st.integers(0, 10**30))
+def test_not_negative_returns_a_float(value: float) -> None:
+    found = not_negative("cv", value)
+    assert type(found) is float
+    assert found == float(value)
+
+
+@pytest.mark.parametrize("value", [*NOT_NUMBERS, -1e-9, math.nan, math.inf, -1, 10**400])
+def test_not_negative_refuses_the_rest(value: Any) -> None:
+    assert sentence(not_negative, "cv", value, " (s)").startswith("cv must be a finite number of at least 0 (s); not ")
 
 
 @seeded

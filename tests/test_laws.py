@@ -13,7 +13,7 @@ from scipy import stats
 from scipy.special import ndtr
 
 from llmprofile.errors import UsageError
-from llmprofile.laws import MOST_ATOMS, Continuous, Discrete, law_of, not_negative
+from llmprofile.laws import MOST_ATOMS, Continuous, Discrete, law_of
 
 seeded = settings(derandomize=True, deadline=None)
 
@@ -209,9 +209,3 @@ def test_a_frozen_law_must_be_one_law_above_zero(law: Any) -> None:
 def test_too_many_whole_numbers_are_refused() -> None:
     with pytest.raises(UsageError, match="at most 1,000,000 numbers"):
         law_of(stats.randint(0, 10_000_000))
-
-
-@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, "1", None, True, [1.0]])
-def test_not_negative_refuses(value: Any) -> None:
-    with pytest.raises(UsageError, match="rate_per_s must be a finite number of at least 0"):
-        not_negative("rate_per_s", value)

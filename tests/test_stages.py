@@ -185,7 +185,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a trace": (lambda: Stages([(Trace({"due_s": [0], "prompt_tokens": [1], "output_tokens": [1]}), 1.0)]), "one of"),  # type: ignore[list-item]
     "no time": (lambda: Stages([(Poisson(3), 1.0), (Poisson(3), 0)]), "duration of stage 1 must be"),
     "short ramp": (lambda: Stages([(Ramp(1, 2, 9.0), 3.0)]), "a ramp of 9.0 s, and must last as long; not 3.0 s"),
-    "below 0": (lambda: Ramp(-1, 2, 3.0), "from_per_s must be a number of at least 0"),
+    "below 0": (lambda: Ramp(-1, 2, 3.0), "from_per_s must be a finite number of at least 0"),
     "not a number": (lambda: Ramp(1, math.nan, 3.0), "to_per_s must be"),
     "infinite": (lambda: Ramp(1, math.inf, 3.0), "to_per_s must be"),
     "huge": (lambda: Ramp(1, 10**400, 3.0), "to_per_s must be"),

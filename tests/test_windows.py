@@ -179,7 +179,7 @@ def test_what_cannot_be_cut() -> None:
     run = forty()
     for name in CUT:
         for bad in (-1.0, float("nan"), float("inf")):
-            with pytest.raises(lp.UsageError, match=f"{name} must be a number of at least 0"):
+            with pytest.raises(lp.UsageError, match=f"{name} must be a finite number of at least 0"):
                 window(run, **{name: bad})
     with pytest.raises(lp.UsageError, match="the load lasted 3.90 s; cut less"):
         window(run, warmup_s=2.0, cooldown_s=2.0)
