@@ -231,7 +231,7 @@ def test_one_run_predicts_another_at_another_rate(laws: Any) -> None:
     )
     assert found.paused_share == 0
     assert found.measured["mean_s"] > 1.15 * fit.check.measured["mean_s"]  # type: ignore[union-attr]
-    # costs are known to some percent; those of an event or a request are taken as constant, which is 5 % too little here
+    # costs are known to some percent; those of an event or a request are taken as constant: 5 % too little here
     assert found.ratios["mean_s"] == pytest.approx(0.95, abs=0.08)
     assert found.ratios["p90_s"] == pytest.approx(0.95, abs=0.15)
     assert "within 20 % of what was measured" in found.sentence
