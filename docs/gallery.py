@@ -32,6 +32,7 @@ FIGURES = (
         "lp.plots.decomposition({rate: lp.separate_bias(run) for rate, run in runs.items()})",
     ),
     ("error_against_rate", "How far off a client is, against a known truth", "lp.plots.error_against_rate(table)"),
+    ("server_side", "What the server says of itself, over its clients' latencies", "lp.plots.server_side(busy)"),
     ("ntpot", "Latency per output token", "lp.plots.ntpot(run)"),
     ("ntpot_by_length", "The same, by output length", "lp.plots.ntpot_by_length(run)"),
     (
@@ -75,6 +76,14 @@ def measure(server: lp.ReferenceServer, folder: Path, client: str, rate_per_s: f
     )
 
 
+def overloaded(folder: Path) -> lp.Run:
+    """A server that takes 8 requests at a time, 100 a second, asked for more for four seconds."""
+    arrivals = lp.Stages([(lp.Poisson(60), 6.0), (lp.Poisson(160), 4.0), (lp.Poisson(60), 10.0)])
+    with lp.ReferenceServer(ttft_s=0.0, itl_s=0.005, max_batch=8, seed=1) as server:
+        page, out = server.base_url, folder / "busy"
+        return lp.run_load(server.url, arrivals, output_tokens=16, seed=1, scrape_metrics=page, out=out, progress=False)
+
+
 def error_table(runs: list[lp.Run], truth: pd.DataFrame) -> pd.DataFrame:
     """How far off each run's TTFT is, by the server's record."""
     rows = []
@@ -106,6 +115,7 @@ def main() -> None:
         table = error_table([*runs.values(), *others], server.truth())
         run = runs[RATES_PER_S[-1]]
         names = {"lp": lp, "np": np, "runs": runs, "run": run, "clients": clients, "table": table}
+        names |= {"busy": overloaded(folder)}
         names |= {"fit": lp.fit_mg1(run), "rho": np.linspace(0.3, 0.95, 14), "rng": np.random.default_rng(5)}
         for name, _, line in FIGURES:
             ax: Axes = eval(line, names)

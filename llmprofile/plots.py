@@ -1,6 +1,7 @@
 """Pictures of results: each function takes a result and draws it on an Axes, and estimates nothing.
 
-The list of them all; they live in `runplots` (runs) and `queueplots` (models and fits), their look in `style`.
+The list of them all; they live in `runplots` (runs), `serverplots` (a server's metrics) and `queueplots` (models and
+fits), their look in `style`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from llmprofile.runplots import (
     ntpot_by_length,
     timeline,
 )
+from llmprofile.serverplots import server_side
 from llmprofile.style import blank_axes, save
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "qq",
     "sample_path",
     "save",
+    "server_side",
     "timeline",
     "wait_against_rate",
     "wait_distribution",

@@ -14,7 +14,7 @@ import scipy.stats
 from matplotlib.axes import Axes
 from matplotlib.text import Text
 
-from llmprofile import plots, queueplots, runplots
+from llmprofile import plots, queueplots, runplots, serverplots
 from llmprofile.batches import DXG1
 from llmprofile.fitting import FitResult, fit_batch, fit_mg1
 from llmprofile.queueing import MG1, MM1
@@ -40,7 +40,7 @@ def fits() -> dict[str, FitResult]:
 def test_every_figure_is_listed() -> None:
     drawn_here = {
         name
-        for module in (runplots, queueplots)
+        for module in (runplots, queueplots, serverplots)
         for name, found in inspect.getmembers(module, inspect.isfunction)
         if found.__module__ == module.__name__ and not name.startswith("_")
     }
