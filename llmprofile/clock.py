@@ -85,8 +85,8 @@ class StampedSocket(socket.socket):
         """Packets that came out of order since `mark_request`; None where nobody counted."""
         if self._ooo is None or self._ooo_before is None:
             return None
-        if self.fileno() >= 0:
-            self._ooo = out_of_order_packets(self) or 0
+        now = out_of_order_packets(self)
+        self._ooo = self._ooo if now is None else now
         return self._ooo - self._ooo_before
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ def stamped_socket(family: int, stamps: bool = True) -> StampedSocket:
 
 
 def out_of_order_packets(sock: socket.socket) -> int | None:
-    """Packets that came out of order on an open TCP connection so far; None where the kernel doesn't count them.
+    """Packets that came out of order on a TCP connection so far; None where the kernel doesn't count, or it is closed.
 
     Such a packet is stamped when it comes, but its bytes can be read only when the hole before them is filled.
 
@@ -152,7 +152,7 @@ def out_of_order_packets(sock: socket.socket) -> int | None:
     ...     out_of_order_packets(sock) in (0, None)
     True
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or sock.fileno() < 0:
         return None
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _OOO + 4)
     return int.from_bytes(info[_OOO:], sys.byteorder) if len(info) == _OOO + 4 else None

@@ -20,6 +20,7 @@ from scipy.optimize import brentq, nnls
 from llmprofile.errors import UsageError, one_of, positive
 from llmprofile.gated import GatedLoop, LoopTimes, Stretches, simulate_loop
 from llmprofile.markup import card
+from llmprofile.metrics import known_arrivals
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS, NS_PER_S, elapsed_s, show_rate, show_time
 
@@ -316,6 +317,7 @@ class _Worker:
 def _workers(run: Run) -> Iterator[_Worker]:
     if run.client not in CLIENTS:
         raise UsageError(f"only runs of the clients {' and '.join(CLIENTS)} record their loop; not of {run.client}")
+    run = known_arrivals(run)
     if not len(run.cycles) or not run.events["wire_ns"].notna().any():
         raise UsageError("a loop's costs need turns and kernel stamps; this run has none")
     worker_of = run.requests.set_index("request_id")["worker"]

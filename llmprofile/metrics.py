@@ -60,7 +60,7 @@ def known_arrivals(run: Run) -> Run:
         return run
     requests, events = run.requests.copy(), run.events.copy()
     stamps = [f"{token}_{wire}_ns" for token in ("first", "last") for wire in ("wire", "wire_lo")]
-    requests.loc[reordered, stamps] = pd.NA
+    requests.loc[reordered, [*stamps, "headers_ns", "eof_ns"]] = pd.NA
     requests.loc[reordered, [f"{name}_s" for name in LATENCIES]] = math.nan
     of_them = events["request_id"].isin(requests.loc[reordered, "request_id"])
     events.loc[of_them, ["wire_ns", "wire_lo_ns"]] = pd.NA

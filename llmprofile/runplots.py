@@ -14,7 +14,7 @@ from llmprofile.bias import BiasTable
 from llmprofile.comparison import Sample, sample
 from llmprofile.errors import UsageError, one_of, whole
 from llmprofile.latency import CLOCKLESS, CLOCKS, LABELS, column_of
-from llmprofile.metrics import QUANTILES, describe, inter_token_s, run_clock
+from llmprofile.metrics import QUANTILES, describe, inter_token_s, known_arrivals, run_clock
 from llmprofile.records import Run
 from llmprofile.style import (
     BLUE,
@@ -442,6 +442,7 @@ def _length_axes(ax: Axes, groups: pd.DataFrame) -> None:
 
 def _values(run: Run, metric: str, *on: str) -> list[Floats]:
     """A metric's values on these clocks, over the `ok` requests that have it on all of them (ITL: over the tokens)."""
+    run = known_arrivals(run) if len(on) > 1 else run
     ok = run.requests[run.requests["outcome"] == "ok"]
     if metric == "itl":
         values_s = [inter_token_s(run, clock)["itl_s"].to_numpy(float) for clock in on]

@@ -75,11 +75,14 @@ stamps_ns = st.integers(MISSING_NS, 2**63 - 1)
 reads = st.tuples(st.binary(min_size=16, max_size=16), stamps_ns, stamps_ns, st.binary(min_size=1, max_size=40))
 exchanges = st.builds(
     Exchange,
-    *(st.integers(0, 2**62), stamps_ns, stamps_ns, stamps_ns, stamps_ns, stamps_ns, st.booleans(), st.booleans()),
-    st.sampled_from(ENDINGS),
-    st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
-    st.lists(reads, max_size=5),
-    st.lists(stamps_ns, max_size=6).map(lambda marks: array("q", marks)),
+    *(st.integers(0, 2**62), stamps_ns, stamps_ns, stamps_ns, stamps_ns, stamps_ns),
+    ooo=st.none() | st.integers(0, 2**32 - 1),
+    reused=st.booleans(),
+    resent=st.booleans(),
+    ended=st.sampled_from(ENDINGS),
+    error=st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    reads=st.lists(reads, max_size=5),
+    marks=st.lists(stamps_ns, max_size=6).map(lambda marks: array("q", marks)),
 )
 
 

@@ -234,6 +234,26 @@ def test_a_stamped_socket_is_ready_for_asyncio() -> None:
             assert plain.getsockopt(socket.SOL_SOCKET, 35) == 0
 
 
+def test_what_came_out_of_order_is_counted_by_request_and_known_to_the_end() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        sock, plain = stamped_socket(socket.AF_INET), stamped_socket(socket.AF_INET, stamps=False)
+        for each in (sock, plain):
+            each.setblocking(True)
+            each.connect(listener.getsockname())
+            assert each.out_of_order() is None  # no request yet
+            each.mark_request()
+            with listener.accept()[0] as peer:
+                peer.sendall(b"x")
+                assert each.recv(1) == b"x"
+        kept = None if sys.platform != "linux" else 0
+        assert (sock.out_of_order(), plain.out_of_order()) == (kept, None)
+        sock.close()
+        plain.close()
+        assert (sock.out_of_order(), plain.out_of_order()) == (kept, None)
+        sock.mark_request()  # of a connection that is gone
+        assert sock.out_of_order() is None
+
+
 # stamps on the monotonic clock
 
 

@@ -106,6 +106,16 @@ def test_jobs_of_a_run_are_its_events_and_sends(client: str, done_us: list[int])
     assert np.isnan(first.wakeup_s).all()
 
 
+def test_events_whose_packets_came_out_of_order_have_no_place() -> None:
+    requests = {"request_id": [0, 1], "worker": [0, 0], "due_ns": [1, 2], "sent_ns": [5, 6], "reordered": [True, False]}
+    events = {"request_id": [0, 0, 1], "wire_ns": [10, 12, 13], "seen_ns": [20, 30, 40]}
+    run = make_run(requests, events, {"worker": []}, "stamped")
+    [jobs] = loop_jobs(run)
+    assert jobs.arrival_ns.tolist() == [1, 2, 13]
+    assert jobs.unplaced == 2
+    assert run.events["wire_ns"].tolist() == [10, 12, 13]  # the run itself is as it was
+
+
 def test_jobs_within_a_time() -> None:
     jobs = jobs_of([0, 10, 20, 30], [1, 11, 21, 31]).between(10 * US, 30 * US)
     assert (jobs.arrival_ns // US).tolist() == [10, 20]

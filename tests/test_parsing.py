@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmprofile.capture import CaptureWriter, Exchange, Read, pack
-from llmprofile.parsing import LONGEST_READ, parse_worker
+from llmprofile.capture import CaptureWriter, Exchange, Read, pack, read_requests
+from llmprofile.parsing import LONGEST_READ, parse_rows, parse_worker
 from llmprofile.units import MISSING_NS, NS_PER_S
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -141,6 +141,19 @@ def test_marks_of_the_conventional_client_are_those_of_the_same_events(tmp_path:
     assert requests["last_handled_ns"].tolist() == [263]
     assert turns["handled"].tolist() == [0, 2, 0, 0]
     assert requests["bounded"].tolist() == [False]  # a bracket of 140 ns is none
+
+
+def test_packets_that_came_out_of_order_mark_their_request(tmp_path: Path) -> None:
+    reads = [(stamp(240), 251, 252, HEAD + chunk(END) + b"0\r\n\r\n")]
+    exchanges = [
+        Exchange(k, 0, 0, 100, 101, ooo=ooo, ended="complete", reads=reads) for k, ooo in enumerate((0, 3, None))
+    ]
+    _, requests, _, _ = parsed(tmp_path, exchanges, CYCLES)
+    assert requests["reordered"].tolist() == [False, True, None]
+    # a capture that is older than the count
+    [older] = read_requests(tmp_path, 0)
+    del older["ooo"]
+    assert parse_rows(older, np.array([[0, OFFSET_NS]]), 0)["reordered"].to_pylist() == [None] * 3
 
 
 def test_what_is_missing_is_missing(tmp_path: Path) -> None:
