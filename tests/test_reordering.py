@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import llmprofile as lp
@@ -22,8 +21,8 @@ from test_clients import body
 from tun import Wire, wire
 
 TTFT_S, ITL_S = 0.03, 0.01
-HOLD_S = 2.5 * ITL_S
-"""Two tokens come before the one that is held."""
+HOLD_S = 4.5 * ITL_S
+"""Four tokens come before the one that is held."""
 TOKENS = 20
 
 
@@ -48,10 +47,6 @@ def scripted(word: str) -> bytes:
     said = [f'data: {{"choices": [{{"text": "{text}"}}]}}\n\n' for text in texts] + ["data: [DONE]\n\n"]
     segments = [[TTFT_S + ITL_S * k, base64.b64encode(event.encode()).decode()] for k, event in enumerate(said)]
     return body(script={"segments": segments})
-
-
-def delays_s(events: pd.DataFrame) -> np.ndarray:
-    return (events["seen_ns"] - events["wire_ns"]).to_numpy(float) / 1e9
 
 
 @pytest.mark.parametrize("hold_s", [HOLD_S, math.inf], ids=["late", "lost"])
@@ -83,10 +78,12 @@ def test_what_the_network_repaired_is_no_delay_of_the_client(
     marked = rows["reordered"].to_numpy(bool)
     assert made.meta["outcomes"] == {"ok": 40}
     # a packet that no other follows in time is late and not out of order
-    assert held // 2 < marked.sum() <= held
-    # the stamps taken at their word: the hole is not in them, but in what comes after
-    hole_s = delays_s(both[both["request_id"].isin(rows.loc[marked, "request_id"])])
-    assert hole_s.max() > HOLD_S - 2 * ITL_S - 0.001
+    assert held // 2 <= marked.sum() <= held
+    # what waited for a packet that was held: its read bears that one's stamp, or that of one which came before it, by
+    # the kernel's way of joining packets; the latter would make the rest of the hole the client's
+    followed = both[both["index"] < TOKENS - 1]
+    waited = followed.loc[followed["seen_ns"] - followed["left_ns"] > HOLD_S * 1e9, "request_id"].unique()
+    assert held // 2 <= len(waited) and np.isin(waited, rows.loc[marked, "request_id"]).all()
     # of the others everything is as it always is
     calm = both[both["request_id"].isin(rows.loc[~marked, "request_id"])]
     assert (calm["wire_ns"] >= calm["left_ns"]).all()

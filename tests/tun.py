@@ -58,7 +58,8 @@ def wire(port: int, **disturbance: Any) -> Iterator[Wire]:
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         pytest.skip("a wire that disturbs packets needs /dev/net/tun, and to be root")
     asked = json.dumps({"port": port, "net": os.getpid() % 256} | asdict(Disturbance(**disturbance)))
-    relay = subprocess.Popen([sys.executable, __file__, asked], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, __file__, asked]
+    relay = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert relay.stdin is not None
     assert relay.stdout is not None
     with relay:
@@ -82,7 +83,8 @@ class Wire:
         assert self._relay.stdout is not None
         self._relay.stdin.write("?\n")
         self._relay.stdin.flush()
-        return int(self._relay.stdout.readline())
+        held: int = json.loads(self._relay.stdout.readline())
+        return held
 
 
 def _device(net: int) -> tuple[int, str]:
@@ -119,7 +121,7 @@ class _Relay:
             if 0 in ready:
                 if not os.read(0, 4096):
                     return
-                print(self.held, flush=True)
+                _say(self.held)
                 self.held = 0
 
     def take(self, packet: bytes) -> None:
@@ -158,15 +160,20 @@ class _Relay:
         return hold_s
 
 
+def _say(what: object) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
 def _main() -> None:
     asked = json.loads(sys.argv[1])
     port, net = asked.pop("port"), asked.pop("net")
     try:
         tun, there = _device(net)
     except OSError as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        _say({"error": str(error)})
         return
-    print(json.dumps({"there": there}), flush=True)
+    _say({"there": there})
     _Relay(tun, port, Disturbance(**asked)).run()
 
 
