@@ -23,6 +23,7 @@ _HOMES = {
     "lindley": ("simulate",),
     "loopfit": ("fit_loop",),
     "metrics": ("summary", "inter_token_s"),
+    "prompts": ("PromptFile", "SharedPrefix"),
     "queueing": ("GG1", "MD1", "MG1", "MGk", "MM1"),
     "records": ("Run",),
     "selfreport": ("count_tokens", "timing_differences", "token_mismatches"),
@@ -39,7 +40,7 @@ _HOMES = {
     "widgets": ("watch",),
     "windows": ("window",),
     "workload": (
-        *("ClosedLoop", "Constant", "Gamma", "Poisson"),
+        *("ClosedLoop", "Constant", "Conversation", "Gamma", "Poisson"),
         *("Empirical", "Fixed", "Lognormal", "Normal", "Uniform"),
     ),
 }

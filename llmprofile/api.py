@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
+import math
 import os
 import re
 import ssl
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmprofile.errors import UsageError, one_of
+from llmprofile.errors import UsageError, one_of, whole
 
 _PORTS = {"http": 80, "https": 443}
 _REFUSED = {
@@ -39,32 +40,34 @@ class _Shape(NamedTuple):
     ----------
     ending : str
         Of the path by which it is known.
-    before, after : str
-        The JSON around the prompt's text.
+    field : str
+        What holds the prompt: one text, or a list of messages.
     limit : str
         The field that says how many tokens are wanted.
     holder : str
         The object that `limit` stands in with other options; "" for the request itself.
     models : str
         The path of the list of models, from where `ending` begins.
+    knows : tuple of str
+        The fields of sampling that it knows.
     """
 
     ending: str
-    before: str
-    after: str
+    field: str
     limit: str
     holder: str = ""
     models: str = "/models"
+    knows: tuple[str, ...] = ("temperature", "seed")
 
 
-_MESSAGE = '"messages": [{"role": "user", "content": "', '"}]'
+_VLLM = ("temperature", "seed", "ignore_eos")
 _SHAPES = {
-    "chat": _Shape("/chat/completions", *_MESSAGE, "max_tokens"),
-    "completions": _Shape("/completions", '"prompt": "', '"', "max_tokens"),
-    "responses": _Shape("/responses", '"input": "', '"', "max_output_tokens"),
-    "ollama": _Shape("/api/generate", '"prompt": "', '"', "num_predict", "options", "/v1/models"),
-    "ollama_chat": _Shape("/api/chat", *_MESSAGE, "num_predict", "options", "/v1/models"),
-    "tgi": _Shape("/generate_stream", '"inputs": "', '"', "max_new_tokens", "parameters", "/v1/models"),
+    "chat": _Shape("/chat/completions", "messages", "max_tokens", knows=_VLLM),
+    "completions": _Shape("/completions", "prompt", "max_tokens", knows=_VLLM),
+    "responses": _Shape("/responses", "input", "max_output_tokens", knows=("temperature",)),
+    "ollama": _Shape("/api/generate", "prompt", "num_predict", "options", "/v1/models"),
+    "ollama_chat": _Shape("/api/chat", "messages", "num_predict", "options", "/v1/models"),
+    "tgi": _Shape("/generate_stream", "inputs", "max_new_tokens", "parameters", "/v1/models"),
 }
 
 
@@ -331,35 +334,85 @@ def request_head(target: Target) -> bytes:
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
 
 
+def takes_messages(target: Target, dialogue: bool) -> bool:
+    """Whether what is said goes out as a list of messages: to a chat always, to responses where more than one is said.
+
+    Examples
+    --------
+    >>> takes_messages(parse_target("http://h/v1/responses"), dialogue=False)
+    False
+    """
+    return _SHAPES[target.kind].field == "messages" or (target.kind == "responses" and dialogue)
+
+
+def word_messages(messages: Iterable[tuple[bytes, bytes]], listed: bool) -> bytes:
+    r"""Messages as they stand in a request's body; in one text, joined by blank lines and without their roles.
+
+    Parameters
+    ----------
+    messages : iterable of (role, text)
+        Each as between the quotation marks of a JSON string.
+    listed : bool
+        As `takes_messages` says.
+
+    Examples
+    --------
+    >>> word_messages([(b"user", b"Why?")], listed=True), word_messages([(b"user", b"a"), (b"user", b"b")], False)
+    (b'{"role": "user", "content": "Why?"}', b'a\\n\\nb')
+    """
+    if listed:
+        return b", ".join([b'{"role": "%b", "content": "%b"}' % message for message in messages])
+    return rb"\n\n".join([text for _, text in messages])
+
+
 def body_template(
     target: Target,
     model: str,
     stream: bool = True,
     usage: bool = True,
     extra: Mapping[str, Any] | None = None,
-) -> tuple[bytes, bytes, bytes]:
+    *,
+    dialogue: bool = False,
+    system_prompt: str | None = None,
+    ignore_eos: bool = False,
+    temperature: float | None = None,
+    sampling_seed: int | None = None,
+) -> tuple[bytes, ...]:
     r"""The parts of a request's body around what differs, so that the hot path only joins.
+
+    Parameters
+    ----------
+    target, model, stream, usage, extra
+        As for `request_body`.
+    dialogue : bool
+        Whether more than one message may be said.
+    system_prompt : str, optional
+        A system message before all others; `instructions` of responses; before the prompt where there is one text.
+    ignore_eos : bool
+        Ask for neither less nor more than the output tokens (`ignore_eos`, `min_tokens`).
+    temperature, sampling_seed : optional
+        `temperature` and `seed`, where the API has them.
 
     Returns
     -------
-    a, b, c : bytes
-        A body is ``a + prompt + b + str(output_tokens) + c``. The prompt's quotation marks are in `a` and
-        `b`; `prompt` is the prompt itself when it is ASCII without control characters, ``"`` and ``\``, else
-        ``json.dumps(prompt)[1:-1]``.
+    before, *after : bytes
+        A body is ``before + word_messages(…) + str(output_tokens).join(after)``.
 
     Raises
     ------
     UsageError
-        `extra` would change what the other arguments ask for, or is not JSON.
+        `extra` would change what the other arguments ask for, or is not JSON; the API doesn't know an argument.
 
     Examples
     --------
     >>> body_template(parse_target("http://h/v1/completions"), "m", stream=False)
     (b'{"model": "m", "prompt": "', b'", "max_tokens": ', b', "stream": false}')
     """
-    shape = _SHAPES[target.kind]
+    shape, listed = _SHAPES[target.kind], takes_messages(target, dialogue)
     rest = {"stream": stream, **_extra(extra, shape)}
+    _add_sampling(rest, shape, {"temperature": temperature, "seed": sampling_seed, "ignore_eos": ignore_eos or None})
     _ask_for_usage(rest, target.kind, stream, usage)
+    opening = _opening(rest, target.kind, listed, system_prompt)
     options = rest.pop(shape.holder, {})
     try:
         tail = ", " + json.dumps(rest, allow_nan=False)[1:]
@@ -368,9 +421,49 @@ def body_template(
         raise UsageError(f"the extra fields of the request can't be written as JSON: {error}") from None
     opened = f'"{shape.holder}": {{' if shape.holder else ""
     closed = f"{inner and ', '}{inner}}}" if shape.holder else ""
-    before = f'{{"model": {json.dumps(model)}, {shape.before}'
-    a, b, c = (part.encode() for part in (before, f'{shape.after}, {opened}"{shape.limit}": ', closed + tail))
-    return a, b, c
+    before = f'{{"model": {json.dumps(model)}, "{shape.field}": {opening}'
+    ending = "]" if listed else '"'
+    limits = [f'{ending}, {opened}"{shape.limit}": ', ', "min_tokens": '][: 1 + ignore_eos]
+    return tuple(part.encode() for part in (before, *limits, closed + tail))
+
+
+def _opening(rest: dict[str, Any], kind: str, listed: bool, system_prompt: str | None) -> str:
+    """What begins the list of messages or the one text, with the system prompt."""
+    if system_prompt is None:
+        return "[" if listed else '"'
+    if not isinstance(system_prompt, str) or not system_prompt:
+        raise UsageError("system_prompt must be a text that is not empty")
+    if kind == "responses":
+        if "instructions" in rest:
+            raise UsageError("the extra fields of the request can't hold instructions beside system_prompt")
+        rest["instructions"] = system_prompt
+        return "[" if listed else '"'
+    text = json.dumps(system_prompt)
+    return f'[{{"role": "system", "content": {text}}}, ' if listed else text[:-1] + r"\n\n"
+
+
+def _add_sampling(rest: dict[str, Any], shape: _Shape, given: dict[str, Any]) -> None:
+    """Put what was given to where the API has it."""
+    fields = {name: value for name, value in given.items() if value is not None}
+    arguments = {"seed": "sampling_seed"}
+    for name in fields:
+        if name not in shape.knows:
+            raise UsageError(f"{arguments.get(name, name)} can't be had: {shape.ending} has no {name}")
+    warmth = fields.get("temperature", 0)
+    if isinstance(warmth, bool) or not isinstance(warmth, int | float) or not 0 <= warmth < math.inf:
+        raise UsageError(f"temperature must be a finite number of at least 0; not {warmth!r}")
+    if "seed" in fields:
+        whole("sampling_seed", fields["seed"], 0)
+    if not fields:
+        return
+    place = rest.get(shape.holder, {}) if shape.holder else rest
+    for name in (*fields, *(["min_tokens"] if "ignore_eos" in fields else [])):
+        if name in place:
+            raise UsageError(f"the extra fields of the request can't hold {name}: it was given as an argument as well")
+    if shape.holder:
+        rest[shape.holder] = {**place, **fields}
+    else:
+        rest |= fields
 
 
 def _ask_for_usage(rest: dict[str, Any], kind: str, stream: bool, usage: bool) -> None:
@@ -435,5 +528,6 @@ def request_body(
     >>> request_body(parse_target("http://h/v1/completions"), "m", "Hello", 5, stream=False)
     b'{"model": "m", "prompt": "Hello", "max_tokens": 5, "stream": false}'
     """
-    a, b, c = body_template(target, model, stream, usage, extra)
-    return b"".join((a, json.dumps(prompt)[1:-1].encode(), b, b"%d" % output_tokens, c))
+    before, *after = body_template(target, model, stream, usage, extra)
+    said = word_messages([(b"user", json.dumps(prompt)[1:-1].encode())], takes_messages(target, dialogue=False))
+    return b"".join((before, said, (b"%d" % output_tokens).join(after)))

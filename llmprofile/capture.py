@@ -41,6 +41,8 @@ class Exchange:
         Packets that came out of order on its connection meanwhile; None where nobody counted.
     ended : str
         One of `ENDINGS`.
+    prompt : str or None
+        What it said that was not said before, where texts are kept.
     """
 
     request_id: int
@@ -54,15 +56,17 @@ class Exchange:
     resent: bool = False
     ended: str = ""
     error: str | None = None
+    prompt: str | None = None
     reads: list[Read] = field(default_factory=list)
     marks: array[int] = field(default_factory=lambda: array("q"))
 
 
 _INTS = ("request_id", "due_ns", "begun_ns", "sent_ns", "sent_last_ns", "connect_ns", "ooo")
-_scalars = operator.attrgetter(*_INTS, "reused", "resent", "ended", "error")
+_scalars = operator.attrgetter(*_INTS, "reused", "resent", "ended", "error", "prompt")
 _SCHEMA = pa.schema(
     [(name, pa.int64()) for name in _INTS]
     + [("reused", pa.bool_()), ("resent", pa.bool_()), ("ended", pa.string()), ("error", pa.string())]
+    + [("prompt", pa.string())]
     + [(name, pa.large_binary()) for name in ("stamps", "asked_ns", "seen_ns", "sizes", "bytes", "marks")]
 )
 
@@ -158,7 +162,8 @@ def read_pairs(folder: Path, what: str, worker: int) -> npt.NDArray[np.int64]:
 
 
 STATES = ("starting", "ready", "running", "done")
-COUNTERS = ("state", "pid", "begun", "done", "failed", "in_flight", "reads")
+COUNTERS = ("state", "pid", "begun", "done", "failed", "in_flight", "reads", "opened")
+"""`begun` counts requests, `opened` conversations: the same where each is of one turn."""
 
 
 class Board:

@@ -33,37 +33,50 @@ from llmprofile.records import (
     write_table,
 )
 from llmprofile.units import NS_PER_S
-from llmprofile.workload import Prompts, Schedule
+from llmprofile.workload import Schedule
+
+_KNOWN_BEFORE = ("stage", "server", "conversation", "turn")
+"""What of a request is in the schedule and not in its capture."""
 
 
 def write_schedule(folder: Path, schedule: Schedule) -> None:
     """Keep the schedule beside the captures until they are merged."""
-    columns = {name: getattr(schedule, name) for name in ("due_s", "prompt_tokens", "output_tokens", "worker", "stage")}
+    columns = {name: getattr(schedule, name) for name in ("due_s", "worker", *_KNOWN_BEFORE)}
     pq.write_table(pa.table(columns), folder / "capture" / "schedule.parquet")
 
 
-def _unanswered(folder: Path, meta: dict[str, Any], known: set[int]) -> pa.Table:
+def _unanswered(folder: Path, meta: dict[str, Any], outcomes: dict[int, str]) -> pa.Table:
     """Rows for the scheduled requests of which nothing was captured: never sent, or lost with their worker."""
-    schedule = pq.read_table(folder / "capture" / "schedule.parquet").to_pydict()
+    schedule = pq.read_table(folder / "capture" / "schedule.parquet", columns=["worker", "due_s", "turn"]).to_pydict()
     board = Board(folder, meta["asked"]["processes"])
-    begun, done = board.column("begun"), board.column("state") == STATES.index("done")
+    opened, done = board.column("opened"), board.column("state") == STATES.index("done")
     closed = meta["asked"]["concurrency"] is not None and meta["asked"]["rate_per_s"] is None
     open_ended = closed and meta["asked"]["duration_s"] is not None
     columns = Columns()
-    position = np.zeros(len(begun), np.int64)
-    for request_id, (worker, due_s) in enumerate(zip(schedule["worker"], schedule["due_s"], strict=True)):
-        started = position[worker] < begun[worker]
-        position[worker] += 1
-        if request_id in known or (open_ended and not started):
+    position = np.zeros(len(opened), np.int64)
+    begun = failed = False
+    for request_id, (worker, due_s, turn) in enumerate(zip(*schedule.values(), strict=True)):
+        before = outcomes.get(request_id - 1) if turn else None
+        if not turn:
+            begun, failed = bool(position[worker] < opened[worker]), False
+            position[worker] += 1
+        failed = failed or before not in (None, "ok", "cancelled")
+        if request_id in outcomes or (open_ended and not begun):
             continue
-        outcome = "lost" if started and not done[worker] else "unsent"
-        due_ns = None if closed or not board.start_ns else board.start_ns + round(due_s * NS_PER_S)
-        row = {"request_id": request_id, "worker": worker, "stage": schedule["stage"][request_id]}
-        columns.add(row | {"due_ns": due_ns, "outcome": outcome, "error": _WHY_NOT[outcome]})
+        # of a turn whose user may still have been thinking nobody knows whether it was sent
+        lost = not done[worker] and not failed and (before == "ok" if turn else begun)
+        why = "failed" if failed else "lost" if lost else "unsent"
+        due_ns = None if np.isnan(due_s) or not board.start_ns else board.start_ns + round(due_s * NS_PER_S)
+        row = {"request_id": request_id, "worker": worker, "due_ns": due_ns, "outcome": "lost" if lost else "unsent"}
+        columns.add(row | {"error": _WHY_NOT[why]})
     return request_table(columns)
 
 
-_WHY_NOT = {"lost": "its worker died before it was written down", "unsent": "the run ended before it was sent"}
+_WHY_NOT = {
+    "lost": "its worker died before it was written down",
+    "unsent": "the run ended before it was sent",
+    "failed": "an earlier turn of its conversation failed",
+}
 
 
 def merge(folder: Path, facts: list[dict[str, Any]], ended: str) -> Run:
@@ -79,12 +92,14 @@ def merge(folder: Path, facts: list[dict[str, Any]], ended: str) -> Run:
     meta = read_json(folder)
     workers = [f["worker"] for f in facts]
     answers = pa.concat_tables([REQUESTS.empty_table(), *(_part(folder, "answers", w) for w in workers)])
-    missing = _unanswered(folder, meta, set(answers["request_id"].to_pylist()))
-    table = _with_stages(folder, pa.concat_tables([answers, missing]).sort_by("request_id"))
+    outcomes = dict(zip(answers["request_id"].to_pylist(), answers["outcome"].to_pylist(), strict=True))
+    missing = _unanswered(folder, meta, outcomes)
+    table = _with_schedule(folder, pa.concat_tables([answers, missing]).sort_by("request_id"))
     for name, schema in (("events", EVENTS), ("cycles", CYCLES)):
         write_table(folder / f"{name}.parquet", (t for w in workers for t in _groups(folder, name, w)), schema)
     if meta["asked"]["keep_text"]:
-        _write_texts(folder, meta, workers)
+        texts = pa.concat_tables([_part(folder, "texts", w) for w in workers])
+        pq.write_table(texts.sort_by("request_id"), folder / "texts.parquet")
     write_table(folder / "requests.parquet", [table], REQUESTS)
     board = Board(folder, meta["asked"]["processes"])
     lost_workers = int(np.sum(board.column("state") != STATES.index("done"))) if ended == "worker_lost" else 0
@@ -109,11 +124,13 @@ def merge(folder: Path, facts: list[dict[str, Any]], ended: str) -> Run:
     return replace(run, meta=meta)
 
 
-def _with_stages(folder: Path, table: pa.Table) -> pa.Table:
-    """The request table with each request's stage, which its capture doesn't know and the schedule does."""
-    stages = pq.read_table(folder / "capture" / "schedule.parquet", columns=["stage"])["stage"]
-    column = REQUESTS.get_field_index("stage")
-    return table.set_column(column, REQUESTS.field(column), stages.take(table["request_id"]))
+def _with_schedule(folder: Path, table: pa.Table) -> pa.Table:
+    """The request table with what its captures don't know and the schedule does."""
+    schedule = pq.read_table(folder / "capture" / "schedule.parquet", columns=list(_KNOWN_BEFORE))
+    for name in _KNOWN_BEFORE:
+        column = REQUESTS.get_field_index(name)
+        table = table.set_column(column, REQUESTS.field(column), schedule[name].take(table["request_id"]))
+    return table
 
 
 def _part(folder: Path, what: str, worker: int) -> pa.Table:
@@ -124,15 +141,6 @@ def _groups(folder: Path, what: str, worker: int) -> Iterator[pa.Table]:
     with pq.ParquetFile(folder / "capture" / f"{what}-{worker}.parquet") as file:
         for batch in file.iter_batches(1 << 18):
             yield pa.Table.from_batches([batch])
-
-
-def _write_texts(folder: Path, meta: dict[str, Any], workers: list[int]) -> None:
-    schedule = pq.read_table(folder / "capture" / "schedule.parquet", columns=["prompt_tokens"])
-    wanted = schedule["prompt_tokens"].to_pylist()
-    prompts = Prompts(meta["asked"]["salt"])
-    answers = pa.concat_tables([_part(folder, "texts", w) for w in workers]).sort_by("request_id")
-    texts = [prompts.text(i, wanted[i]) for i in answers["request_id"].to_pylist()]
-    pq.write_table(answers.append_column("prompt", pa.array(texts, pa.string())), folder / "texts.parquet")
 
 
 def _going_on(board: Board) -> bool:
@@ -176,5 +184,5 @@ def load(folder: Path | str, progress: Callable[[int, int], None] | None = None)
     for worker in range(processes):
         if progress is not None:
             progress(worker, processes)
-        facts.append(parse_worker(folder, worker, meta["asked"]["keep_text"], meta["asked"]["salt"]))
+        facts.append(parse_worker(folder, worker, meta["asked"]["keep_text"]))
     return merge(folder, facts, meta["ended"] or "interrupted")

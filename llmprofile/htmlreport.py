@@ -131,7 +131,7 @@ def _one(run: Run) -> str:
     bias, (fits, unfit) = separate_bias(run), _fits(run)
     return _page(
         f"Run {run.meta['run_id']}",
-        f"{_said('', asked.get('model'))} at {asked.get('url')}, {run.client} client, {_started(run)}",
+        f"{_said('', asked.get('model'))} at {_said('', asked.get('url'))}, {run.client} client, {_started(run)}",
         _verdict(run),
         _section("What was asked", _facts(_asked(run)), f"<pre>{escape(str(asked.get('call', '')))}</pre>"),
         _section("Outcomes", table(_outcomes(run)), _errors(run)),

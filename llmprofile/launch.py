@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -17,23 +17,23 @@ from typing import Any, ParamSpec
 import numpy as np
 import numpy.typing as npt
 
-from llmprofile.api import Target, body_template, parse_target
+from llmprofile.api import Target, body_template, parse_target, takes_messages
 from llmprofile.errors import UsageError, one_of, positive, whole
-from llmprofile.link import Link
-from llmprofile.machine import interface_facts, machine_facts, versions
+from llmprofile.machine import interface_facts, machine_facts, proxies_ignored, versions
 from llmprofile.preflight import check_descriptors, check_folder, first_model, reach
+from llmprofile.prompts import PromptFile, PromptSource
 from llmprofile.records import FORMAT, Run
 from llmprofile.scrape import check_page, metrics_target
 from llmprofile.supervise import Load
-from llmprofile.units import s_to_ns
+from llmprofile.units import MISSING_NS, s_to_ns
 from llmprofile.worker import CLIENTS, Job
-from llmprofile.workload import Arrivals, ClosedLoop, Lengths, Schedule, draw_schedule, lengths_asked
+from llmprofile.workload import Arrivals, ClosedLoop, Conversation, Lengths, Schedule, draw_schedule, lengths_asked
 
 MOST_WARM_CONNECTIONS = 256
 
 
 def start_load(
-    url: str,
+    url: str | Sequence[str],
     arrivals: Arrivals,
     n: int | None = None,
     *,
@@ -48,6 +48,12 @@ def start_load(
     salt: int | None = None,
     stream: bool = True,
     usage: bool = True,
+    prompts: PromptSource | None = None,
+    system_prompt: str | None = None,
+    conversation: Conversation | None = None,
+    ignore_eos: bool = False,
+    temperature: float | None = None,
+    sampling_seed: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | Iterable[str] = (),
     api_key_env: str | None = None,
@@ -69,14 +75,15 @@ def start_load(
 
     Parameters
     ----------
-    url : str
-        With its path: …/v1/completions or …/v1/chat/completions.
+    url : str or sequence of str
+        With its path: …/v1/completions or …/v1/chat/completions. To several, all of one API, requests (conversations)
+        are dealt in turn: column `server`.
     arrivals : Constant, Poisson, Gamma, Ramp, Stages, Trace or ClosedLoop
     n, duration_s : int or float
-        How many requests, or for how long they fall due; exactly one of the two. A ramp, stages and a trace have an
-        end of their own, which these may only cut: both may be left out.
+        How many requests (conversations), or for how long they fall due; exactly one of the two. A ramp, stages and a
+        trace have an end of their own, which these may only cut: both may be left out.
     prompt_tokens, output_tokens : int or a law of lengths, optional
-        128 and 64 by default; a trace brings its own.
+        128 and 64 by default; a trace brings its own, and a prompt file may.
     processes : int
         Worker processes; each has an event loop of its own.
     client : {"stamped", "conventional"}
@@ -84,11 +91,22 @@ def start_load(
     max_in_flight : int, optional
         Caps an open loop, over all processes; waiting for a slot counts as lateness.
     model : str, optional
-        By default the first that the server lists, which takes the only request besides the asked ones.
+        By default the first that each server lists, which takes the only request besides the asked ones.
     seed, salt : int, optional
         Of the schedule, and of the prompts' words; drawn and recorded by default.
     stream, usage : bool
         Ask for an event stream, and for its usage.
+    prompts : PromptFile or SharedPrefix, optional
+        What requests say; by default words that no two requests share.
+    system_prompt : str, optional
+        A system message before all others; `instructions` of responses; where an API takes one text (completions,
+        Ollama's generate, TGI) it stands before the prompt, with a blank line between.
+    conversation : Conversation, optional
+        Requests of several turns, with time to think between them.
+    ignore_eos : bool
+        Have each answer as long as asked (`ignore_eos` and `min_tokens`, of completions and chat).
+    temperature, sampling_seed : float, int, optional
+        `temperature` and `seed` of the request.
     extra_body : mapping, optional
         More fields of the request's JSON.
     headers : mapping or "Name: value" lines
@@ -99,7 +117,7 @@ def start_load(
     fresh : bool
         A new connection for every request.
     warm_connections : int, optional
-        Opened before the start, over all processes (stamped client).
+        Opened to each server before the start, over all processes (stamped client).
     connect_timeout_s, first_token_timeout_s, timeout_s : float
     event_work_s : float
         How long the conventional client computes on each event besides parsing its JSON: an experiment's E[S].
@@ -125,46 +143,74 @@ def start_load(
     >>> load.wait().meta["outcomes"]
     {'ok': 10}
     """
-    asked = dict(locals()) | lengths_asked(arrivals, prompt_tokens, output_tokens)
-    target = parse_target(url, headers, api_key_env, ca_file, verify)
-    one_of("client", client, tuple(CLIENTS))
-    for name in ("connect_timeout_s", "timeout_s"):
-        positive(name, asked[name], " (seconds)")
-    if not first_token_timeout_s > 0:
-        raise UsageError(f"first_token_timeout_s must be a number above 0 (seconds); not {first_token_timeout_s}")
-    _check_event_work(client, event_work_s)
-    if scrape_metrics is not None:
-        check_page(metrics_target(scrape_metrics, ca_file, verify))
+    asked = dict(locals()) | lengths_asked(arrivals, prompt_tokens, output_tokens, prompts)
+    asked["headers"] = headers if isinstance(headers, Mapping) else list(headers)
+    targets = _targets(url, asked)
+    _check_options(asked)
     asked["seed"] = secrets.randbits(31) if seed is None else seed
     asked["salt"] = secrets.randbits(31) if salt is None else whole("salt", salt, 0)
-    schedule = draw_schedule(
-        arrivals,
-        n=n,
-        duration_s=duration_s,
-        prompt_tokens=asked["prompt_tokens"],
-        output_tokens=asked["output_tokens"],
-        processes=processes,
-        max_in_flight=max_in_flight,
-        seed=asked["seed"],
-    )
+    schedule = draw_schedule(servers=len(targets), **{name: asked[name] for name in _DRAWN})
+    wording = {name: asked[name] for name in _WORDING} | {"extra": extra_body, "dialogue": _is_dialogue(asked)}
+    body_template(targets[0], "", **wording)  # what can't be worded is refused before a server is asked for its model
     check_descriptors(schedule.slots)
     run_id = secrets.token_hex(4)
     folder = check_folder(out, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{run_id}")
-    link = dataclasses.replace(
-        reach(target, connect_timeout_s),
-        stamps=stamps,
-        fresh=fresh,
-        stream=stream,
-        first_token_timeout_s=first_token_timeout_s,
-        timeout_s=timeout_s,
-        event_work_s=event_work_s,
-    )
-    asked["model"] = model or first_model(target, connect_timeout_s)
-    body = body_template(target, asked["model"], stream, usage, extra_body)
+    of_links = {name: asked[name] for name in _LINKED}
+    links = tuple(dataclasses.replace(reach(target, connect_timeout_s), **of_links) for target in targets)
+    models = [model or first_model(target, connect_timeout_s) for target in targets]
+    asked["model"] = models[0] if len(set(models)) == 1 else models
+    bodies = tuple(body_template(target, name, **wording) for target, name in zip(targets, models, strict=True))
     meta = _meta(run_id, asked, arrivals, schedule)
-    meta["machine"] |= interface_facts(*link.addresses[0])
-    jobs = _jobs(folder, meta, target, link, schedule, body)
-    return Load(folder, meta, schedule, jobs, progress)
+    meta["machine"] |= interface_facts(*links[0].addresses[0])
+    common = {
+        "folder": folder.absolute(),
+        "run_id": run_id,
+        "parent_pid": os.getpid(),
+        "targets": targets,
+        "links": links,
+        "bodies": bodies,
+        "listed": takes_messages(targets[0], wording["dialogue"]),
+        **{name: asked[name] for name in ("processes", "client", "prompts", "salt", "keep_text")},
+    }
+    return Load(folder, meta, schedule, _jobs(common, asked, schedule), progress)
+
+
+_DRAWN = (
+    *("arrivals", "n", "duration_s", "prompt_tokens", "output_tokens", "processes", "max_in_flight", "seed"),
+    *("prompts", "conversation"),
+)
+_WORDING = ("stream", "usage", "system_prompt", "ignore_eos", "temperature", "sampling_seed")
+_LINKED = ("stamps", "fresh", "stream", "first_token_timeout_s", "timeout_s", "event_work_s")
+
+
+def _targets(url: str | Sequence[str], asked: dict[str, Any]) -> tuple[Target, ...]:
+    urls = [url] if isinstance(url, str) else url
+    if not isinstance(urls, list | tuple) or not urls or not all(isinstance(each, str) for each in urls):
+        raise UsageError(f"url must be a text, or a list of at least one; not {url!r}")
+    options = [asked[name] for name in ("headers", "api_key_env", "ca_file", "verify")]
+    targets = tuple(parse_target(each, *options) for each in urls)
+    kinds = {target.kind: None for target in targets}
+    if len(kinds) > 1:
+        raise UsageError(f"the URLs of one load must be of one API; not of {' and '.join(kinds)}")
+    return targets
+
+
+def _is_dialogue(asked: dict[str, Any]) -> bool:
+    """Whether a request may say more than one message."""
+    of_file = asked["prompts"].messages if isinstance(asked["prompts"], PromptFile) else ()
+    return asked["conversation"] is not None or any(said[0][0] != b"user" or len(said) > 1 for said in of_file)
+
+
+def _check_options(asked: dict[str, Any]) -> None:
+    one_of("client", asked["client"], tuple(CLIENTS))
+    for name in ("connect_timeout_s", "timeout_s"):
+        positive(name, asked[name], " (seconds)")
+    if not asked["first_token_timeout_s"] > 0:
+        got = asked["first_token_timeout_s"]
+        raise UsageError(f"first_token_timeout_s must be a number above 0 (seconds); not {got}")
+    _check_event_work(asked["client"], asked["event_work_s"])
+    if asked["scrape_metrics"] is not None:
+        check_page(metrics_target(asked["scrape_metrics"], asked["ca_file"], asked["verify"]))
 
 
 def _check_event_work(client: str, event_work_s: float) -> None:
@@ -178,12 +224,15 @@ def _meta(run_id: str, asked: dict[str, Any], arrivals: Arrivals, schedule: Sche
     """`run.json` as it stands before the start."""
     closed = isinstance(arrivals, ClosedLoop)
     hidden = {"headers", "out", "progress"}
-    asked = {**asked, "url": asked["url"].partition("?")[0]}  # a query may hold a key
+    urls = [asked["url"]] if isinstance(asked["url"], str) else asked["url"]
+    shown = [url.partition("?")[0] for url in urls]  # a query may hold a key
+    asked = {**asked, "url": shown if len(shown) > 1 else shown[0]}
     plain = {k: _plain(v) for k, v in asked.items() if k not in hidden}
     names = [h.split(":")[0] if isinstance(h, str) else h for h in asked["headers"]]
     plain |= {
         "headers": names,
         "rate_per_s": None if isinstance(arrivals, ClosedLoop) else arrivals.rate_per_s,
+        "proxy": None,
         "concurrency": arrivals.concurrency if isinstance(arrivals, ClosedLoop) else asked["max_in_flight"],
         "call": "run_load(" + ", ".join(f"{k}={v!r}" for k, v in asked.items() if k not in hidden) + ")",
     }
@@ -193,7 +242,7 @@ def _meta(run_id: str, asked: dict[str, Any], arrivals: Arrivals, schedule: Sche
         "run_id": run_id,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "asked": plain,
-        "machine": machine_facts(),
+        "machine": machine_facts() | {"proxies_ignored": proxies_ignored()},
         "versions": versions(),
         "ended": None,
         "outcomes": {},
@@ -211,51 +260,45 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if np.isfinite(value) else None
-    return repr(value)
+    return value if isinstance(value, list) else repr(value)
 
 
-def _jobs(
-    folder: Path, meta: dict[str, Any], target: Target, link: Link, schedule: Schedule, body: tuple[bytes, bytes, bytes]
-) -> list[Job]:
-    asked = meta["asked"]
-    processes, duration_s = asked["processes"], asked["duration_s"]
-    closed = asked["rate_per_s"] is None
+def _jobs(common: dict[str, Any], asked: dict[str, Any], schedule: Schedule) -> list[Job]:
+    closed = isinstance(asked["arrivals"], ClosedLoop)
+    due_ns = np.full(len(schedule), MISSING_NS)
+    known = ~np.isnan(schedule.due_s)
+    due_ns[known] = np.rint(schedule.due_s[known] * 1e9)
+    think_ns = np.rint(schedule.think_s * 1e9).astype(np.int64)
     jobs = []
-    for worker in range(processes):
+    for worker in range(asked["processes"]):
         own = np.flatnonzero(schedule.worker == worker)
+        columns = ("prompt_tokens", "output_tokens", "server", "turn", "pick")
         jobs.append(
             Job(
-                folder=folder.absolute(),
-                run_id=meta["run_id"],
+                **common,
                 worker=worker,
-                processes=processes,
-                parent_pid=os.getpid(),
-                client=asked["client"],
-                target=target,
-                link=link,
                 request_id=own,
-                due_ns=None if closed else np.rint(schedule.due_s[own] * 1e9).astype(np.int64),
-                prompt_tokens=schedule.prompt_tokens[own],
-                output_tokens=schedule.output_tokens[own],
+                due_ns=None if closed else due_ns[own],
+                think_ns=think_ns[own],
+                **{name: getattr(schedule, name)[own] for name in columns},
                 slots=schedule.slots[worker] if schedule.slots else None,
-                duration_ns=s_to_ns(duration_s) if closed and duration_s else None,
-                body=body,
-                salt=asked["salt"],
-                warm=_warm(asked, schedule, own),
+                duration_ns=s_to_ns(asked["duration_s"]) if closed and asked["duration_s"] else None,
+                warm=tuple(_warm(asked, schedule, own, server) for server in range(len(common["links"]))),
             )
         )
     return jobs
 
 
-def _warm(asked: dict[str, Any], schedule: Schedule, own: npt.NDArray[np.int64]) -> int:
-    """Connections a worker opens before the start: its slots, or one for each request of its busiest second."""
+def _warm(asked: dict[str, Any], schedule: Schedule, own: npt.NDArray[np.int64], server: int) -> int:
+    """Connections a worker opens to a server before the start: its slots, or one for each of its busiest second."""
     processes = asked["processes"]
     if asked["fresh"]:
         return 0
     if asked["warm_connections"] is not None:
         return -(-int(asked["warm_connections"]) // processes)
-    wanted = max(schedule.slots) if schedule.slots else _most_within_s(1.0, schedule.due_s[own])
-    return min(len(own), wanted, MOST_WARM_CONNECTIONS)
+    firsts = own[(schedule.server[own] == server) & (schedule.turn[own] == 0)]
+    wanted = max(schedule.slots) if schedule.slots else _most_within_s(1.0, schedule.due_s[firsts])
+    return min(len(firsts), wanted, MOST_WARM_CONNECTIONS)
 
 
 def _most_within_s(span_s: float, due_s: npt.NDArray[np.float64]) -> int:

@@ -262,12 +262,24 @@ def summary(run: Run, clock: str | None = None) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(figures, float))
 
 
+def first_turns(requests: pd.DataFrame) -> pd.DataFrame:
+    """The rows that begin a conversation: all where there is none.
+
+    Examples
+    --------
+    >>> len(first_turns(run.requests)) == len(run.requests)
+    True
+    """
+    return requests[requests["turn"].fillna(0) == 0] if "turn" in requests else requests
+
+
 def rates(run: Run, asked_per_s: float | None, drawn_per_s: float) -> dict[str, float | None]:
     """Rates asked, drawn and achieved, and output tokens per second; None where there is nothing to say.
 
-    A rate is a number of gaps over the span they fill, so that a run of n requests has n − 1 of them.
+    A rate is a number of gaps over the span they fill, so that a run of n requests has n − 1 of them. Of conversations
+    the rate is that of their first turns, which is what is asked and drawn.
     """
-    sent_ns = np.sort(run.requests["sent_ns"].dropna().to_numpy(np.int64))
+    sent_ns = np.sort(first_turns(run.requests)["sent_ns"].dropna().to_numpy(np.int64))
     span_ns = np.ptp(sent_ns) if len(sent_ns) else 0
     achieved = (len(sent_ns) - 1) * 1e9 / span_ns if span_ns else math.nan
     ok = run.requests[run.requests["outcome"] == "ok"]

@@ -15,20 +15,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from llmprofile.answers import Answer, read_answer, server_times_s
+from llmprofile.answers import Answer, server_times_s
 from llmprofile.capture import read_pairs, read_requests
 from llmprofile.clock import clock_steps, stamps_ns, to_monotonic
 from llmprofile.http1 import Response, parse
 from llmprofile.latency import CLOCKS, derive_latencies, is_bounded
 from llmprofile.machine import peak_memory_bytes
+from llmprofile.reading import CLIENT_OUTCOMES, read_response
 from llmprofile.records import CYCLES, EVENTS, REQUESTS
-from llmprofile.sse import event_parser
 from llmprofile.units import MISSING_NS, ns_to_s
 
 Ints = npt.NDArray[np.int64]
 LONGEST_READ = 256 * 1024
 """asyncio reads at most this much at once: a read of this length may have left bytes behind it."""
-_CLIENT_OUTCOMES = {"connect_error", "timeout", "cancelled"}
 _FIRSTS = ("content", "reasoning")
 """Kinds of token whose first one has times of its own."""
 _BESIDES = ("exact", "streamed", *(f"{kind}_{clock}_ns" for kind in _FIRSTS for clock in CLOCKS))
@@ -103,7 +102,7 @@ class Columns:
         return np.array([MISSING_NS if v is None else v for v in self.lists[name]], np.int64)
 
 
-def parse_worker(folder: Path, worker: int, keep_text: bool = False, salt: int = 0) -> dict[str, Any]:
+def parse_worker(folder: Path, worker: int, keep_text: bool = False) -> dict[str, Any]:
     """Parse what a worker captured into Parquet parts beside its capture; counts that the run reports.
 
     Parameters
@@ -113,8 +112,6 @@ def parse_worker(folder: Path, worker: int, keep_text: bool = False, salt: int =
     worker : int
     keep_text : bool
         Whether to keep prompts and answers.
-    salt : int
-        Of the prompts.
     """
     cycles, offsets = read_pairs(folder, "cycles", worker), read_pairs(folder, "clock", worker)
     cycles = cycles[np.argsort(cycles[:, 1], kind="stable")]
@@ -132,7 +129,8 @@ def parse_worker(folder: Path, worker: int, keep_text: bool = False, salt: int =
             requests.write_table(table)
             events.write_table(event_table)
             if keep_text:
-                texts.write_table(_text_table(batch["request_id"], answers, salt))
+                said = {"request_id": batch["request_id"], "answer": [a.text if a else None for a in answers]}
+                texts.write_table(pa.table(said | {"prompt": batch["prompt"]}, _TEXTS))
             _count_cycles(counts, cycles, stamps, batch, event_table)
             facts["reads"] += len(stamps.seen_ns)
             facts["unstamped_reads"] += int(np.sum(stamps.wire_ns == MISSING_NS))
@@ -141,11 +139,7 @@ def parse_worker(folder: Path, worker: int, keep_text: bool = False, salt: int =
     return facts | {"peak_memory_bytes": peak_memory_bytes()}
 
 
-_TEXTS = pa.schema([("request_id", pa.int64()), ("answer", pa.string())])
-
-
-def _text_table(ids: list[int], answers: list[Answer | None], salt: int) -> pa.Table:
-    return pa.table({"request_id": ids, "answer": [a.text if a else None for a in answers]}, _TEXTS)
+_TEXTS = pa.schema([("request_id", pa.int64()), ("answer", pa.string()), ("prompt", pa.string())])
 
 
 def _count_cycles(counts: dict[str, Ints], cycles: Ints, stamps: _Stamps, batch: dict[str, Any], events: Any) -> None:
@@ -202,12 +196,12 @@ def _parse_exchange(
         if outcome == "bad_framing" or response.error:
             return row | {"outcome": "stream_error", "error": response.error or error}, None, None
         return (
-            row | {"outcome": outcome if outcome in _CLIENT_OUTCOMES else "connect_error", "error": error},
+            row | {"outcome": outcome if outcome in CLIENT_OUTCOMES else "connect_error", "error": error},
             None,
             None,
         )
-    answer, all_ends = _read(response)
-    if outcome not in _CLIENT_OUTCOMES:
+    answer, all_ends = read_response(response)
+    if outcome not in CLIENT_OUTCOMES:
         outcome, error = _outcome(answer, response.error, error)
     row |= {"outcome": outcome, "error": error, "headers_ns": stamps.wire_ns[own][response.head_read]}
     row |= _said(answer)
@@ -247,19 +241,6 @@ def _said(answer: Answer) -> dict[str, Any]:
 def _cut(data: bytes, sizes: Any) -> list[bytes]:
     ends = np.cumsum(sizes).tolist()
     return [data[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)] if ends else []
-
-
-def _read(response: Response) -> tuple[Answer, list[int] | None]:
-    """What a response says, and the ends of its events; None when it isn't an event stream."""
-    kind = response.headers.get("content-type", "")
-    parser = event_parser(kind)
-    if parser is None:
-        return read_answer(response.status or 0, kind, response.body, None, response.complete), None
-    events = parser.feed(response.body)
-    if response.complete:  # the end of the body ends its last event; a cut does not
-        events += parser.close()
-    answer = read_answer(response.status or 0, kind, response.body, events, response.complete)
-    return answer, [end for _, end in events]
 
 
 def _events(

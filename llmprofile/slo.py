@@ -14,7 +14,7 @@ import pandas as pd
 from llmprofile.errors import UsageError, one_of, positive
 from llmprofile.latency import CLOCKS, LABELS, column_of
 from llmprofile.markup import card
-from llmprofile.metrics import block_draws, block_length_s, rates, run_clock
+from llmprofile.metrics import block_draws, block_length_s, first_turns, rates, run_clock
 from llmprofile.records import Run
 from llmprofile.units import MISSING_NS, elapsed_s, show_rate, show_time
 
@@ -219,7 +219,7 @@ def _by_clock(latencies_s: Mapping[str, Floats], limits: Mapping[str, float]) ->
 def _sending_rate(run: Run) -> float:
     """All requests per second of sending, so that a share of them makes a rate; one that was never sent adds none."""
     achieved_per_s = rates(run, None, math.nan)["achieved_per_s"]
-    sent = int(run.requests["sent_ns"].notna().sum())
+    sent = int(first_turns(run.requests)["sent_ns"].notna().sum())
     return math.nan if achieved_per_s is None else achieved_per_s * len(run.requests) / sent
 
 

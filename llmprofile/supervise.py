@@ -175,8 +175,10 @@ class Load:
         asked = self._meta["asked"]
         due_s = self._schedule.due_s
         span_s = float(np.nanmax(due_s)) if not np.isnan(due_s).all() else (asked["duration_s"] or 0.0)
-        waves = 1 if asked["concurrency"] is None else -(-len(due_s) // asked["concurrency"])
-        return span_s + asked["timeout_s"] * (waves if asked["duration_s"] is None else 1) + 60.0
+        conversations = int(self._schedule.conversation[-1]) + 1
+        waves = 1 if asked["concurrency"] is None else -(-conversations // asked["concurrency"])
+        each_s = self._schedule.longest_s(asked["timeout_s"])
+        return span_s + each_s * (waves if asked["duration_s"] is None else 1) + 60.0
 
     def _supervise(self) -> None:
         try:
@@ -226,7 +228,7 @@ class Load:
     def _collect(self, facts: list[dict[str, Any]]) -> Run:
         write_json(self.folder, self._meta)
         asked = self._meta["asked"]
-        calls = [(self.folder.absolute(), job.worker, asked["keep_text"], asked["salt"]) for job in self._jobs]
+        calls = [(self.folder.absolute(), job.worker, asked["keep_text"]) for job in self._jobs]
         if self._ended == "complete":
             parsed = self._parallel(parse_worker, calls)
         else:  # the workers must be gone soon, or are

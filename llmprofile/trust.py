@@ -15,7 +15,7 @@ from llmprofile.estimate import MOST_PROCESSES, processes_needed
 from llmprofile.fitting import fit_batch
 from llmprofile.latency import CLOCKS, LABELS
 from llmprofile.markup import card
-from llmprofile.metrics import run_clock
+from llmprofile.metrics import first_turns, run_clock
 from llmprofile.records import Run
 from llmprofile.steady import steady_state
 from llmprofile.units import show_rate, show_time
@@ -265,7 +265,8 @@ def _processes(run: Run, limits: _Limits) -> str:
     ttft = paired_latencies(run, "ttft_s")
     sending_s, true_s = ttft["sending_s"].mean(), ttft["wire"].mean()  # a request's own sending stays what it is
     budget_s = limits.allowed_s("ttft_s", true_s) - sending_s
-    rate_per_s, tokens = run.meta["rates"]["achieved_per_s"], _ok(run)["output_tokens"].mean()
+    turns, tokens = len(run.requests) / max(1, len(first_turns(run.requests))), _ok(run)["output_tokens"].mean()
+    rate_per_s = (run.meta["rates"]["achieved_per_s"] or 0.0) * turns
     if not (budget_s > 0 and rate_per_s and tokens > 0):
         return "more processes"
     try:

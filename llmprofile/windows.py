@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from llmprofile.errors import UsageError, not_negative
-from llmprofile.metrics import rates, summarise
+from llmprofile.metrics import first_turns, rates, summarise
 from llmprofile.records import OUTCOMES, Run
 from llmprofile.trust import verdict
 from llmprofile.units import MISSING_NS, NS_PER_S, ns_to_s, s_to_ns, show_time
@@ -132,7 +132,7 @@ def _drawn_per_s(run: Run, requests: pd.DataFrame) -> float:
     """Gaps between the window's due times over their span; NaN where due times were not drawn."""
     if run.meta["rates"].get("drawn_per_s") is None:
         return math.nan
-    due_ns = requests["due_ns"].dropna().to_numpy(np.int64)
+    due_ns = first_turns(requests)["due_ns"].dropna().to_numpy(np.int64)
     span_ns = int(np.ptp(due_ns)) if len(due_ns) else 0
     return (len(due_ns) - 1) * NS_PER_S / span_ns if span_ns else math.nan
 

@@ -9,7 +9,10 @@ import asyncio
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import gc
+import heapq
+import json
 import os
 import platform
 import resource
@@ -25,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from llmprofile.api import Target, tls_context
+from llmprofile.api import Target, tls_context, word_messages
 from llmprofile.capture import STATES, Board, CaptureWriter, Exchange, pack
 from llmprofile.clock import (
     CycleSelector,
@@ -38,9 +41,10 @@ from llmprofile.clock import (
 from llmprofile.conventional import ConventionalClient
 from llmprofile.link import Link
 from llmprofile.machine import peak_memory_bytes
+from llmprofile.prompts import Message, Prompts, PromptSource, escaped
+from llmprofile.reading import text_if_ok
 from llmprofile.stamped import StampedClient
 from llmprofile.units import NS_PER_S, s_to_ns
-from llmprofile.workload import Prompts
 
 CLIENTS: dict[str, type[StampedClient] | type[ConventionalClient]] = {
     "stamped": StampedClient,
@@ -63,20 +67,29 @@ class Job:
     run_id : str
     worker, processes : int
     client : str
-    target : Target
-        For a TLS context of the worker's own: contexts don't travel between processes.
-    link : Link
-    request_id, prompt_tokens, output_tokens : (n,) int64
+    targets : tuple of Target
+        A server each; for a TLS context of the worker's own: contexts don't travel between processes.
+    links : tuple of Link
+    request_id, prompt_tokens, output_tokens, server, turn, pick : (n,) int64
+        As in the schedule.
     due_ns : (n,) int64
-        From the common start; None in a closed loop.
+        From the common start, of first turns; None in a closed loop.
+    think_ns : (n,) int64
+        From the end of the turn before.
     slots : int or None
-        The most requests in flight.
+        The most requests in flight; in a closed loop, conversations.
     duration_ns : int or None
         When a closed loop stops sending.
-    body : tuple of bytes
-        The request's JSON around the prompt and the number of output tokens.
-    salt, warm : int
-        Of the prompts; connections to open before the start.
+    bodies : tuple of tuple of bytes
+        Of each server: the request's JSON around what is said and the number of output tokens.
+    listed : bool
+        Whether what is said is a list of messages.
+    prompts : PromptFile, SharedPrefix or None
+    salt : int
+        Of the prompts.
+    keep_text : bool
+    warm : tuple of int
+        Connections to open to each server before the start.
     """
 
     folder: Path
@@ -85,17 +98,24 @@ class Job:
     processes: int
     parent_pid: int
     client: str
-    target: Target
-    link: Link
+    targets: tuple[Target, ...]
+    links: tuple[Link, ...]
     request_id: np.ndarray
     due_ns: np.ndarray | None
+    think_ns: np.ndarray
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
+    server: np.ndarray
+    turn: np.ndarray
+    pick: np.ndarray
     slots: int | None
     duration_ns: int | None
-    body: tuple[bytes, bytes, bytes]
+    bodies: tuple[tuple[bytes, ...], ...]
+    listed: bool
+    prompts: PromptSource | None
     salt: int
-    warm: int
+    keep_text: bool
+    warm: tuple[int, ...]
 
 
 def ignore_interrupts() -> None:
@@ -148,39 +168,50 @@ def _quiet_process() -> Any:
         sys.setswitchinterval(interval)
 
 
+Said = tuple[Message, ...]
+
+
 class _Worker:
-    """The pacing of one worker: starts requests when they are due, and keeps the books."""
+    """The pacing of one worker: starts requests when they are due, and keeps the books.
+
+    `queue` holds what is due by time: (due, position in the job, what was said before), of an open loop the next
+    conversation to begin and any turns whose user is thinking. `talks` holds the requests in flight that have a turn
+    after them, with all that was said. Answers are read for it in the writer's thread, off the loop.
+    """
 
     def __init__(self, job: Job, selector: CycleSelector) -> None:
         self.job = job
         self.selector = selector
         self.board = Board(job.folder, job.processes)
         self.counters = self.board.row(job.worker)
-        self.prompts = Prompts(job.salt)
+        self.prompts = Prompts(job.salt, job.prompts)
+        self.firsts: list[int] = np.flatnonzero(job.turn == 0).tolist()
+        self.queue: list[tuple[int, int, Said]] = []
+        self.talks: dict[int, tuple[int, Said]] = {}
         self.clock = array("q", wall_minus_monotonic_ns())
         self.rows: list[tuple[Any, ...]] = []
         self.flushing: asyncio.Future[None] | None = None
         self.failure: str | None = None
-        self.next = self.in_flight = self.finished = self.failed = self.reads = 0
+        self.begun = self.opened = self.closed = self.in_flight = self.finished = self.failed = self.reads = 0
         self.stopped = False
         self.timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> dict[str, Any]:
         self.loop = asyncio.get_running_loop()
         self.over = asyncio.Event()
-        stamping = self.job.link.stamps and stamps_work()
+        job = self.job
+        stamping = job.links[0].stamps and stamps_work()
         with keep_stamping(), ThreadPoolExecutor(1) as self.thread:
-            self.writer = CaptureWriter(self.job.folder, self.job.worker)
-            tls = tls_context(self.job.target)
-            link = dataclasses.replace(self.job.link, tls=tls, server_hostname=self.job.target.host if tls else None)
-            self.client = CLIENTS[self.job.client](link, self._done)
-            await self.client.warm(self.job.warm)
+            self.writer = CaptureWriter(job.folder, job.worker)
+            links = map(_with_tls, job.targets, job.links)
+            self.clients = [CLIENTS[job.client](link, self._done) for link in links]
+            await asyncio.gather(*(client.warm(n) for client, n in zip(self.clients, job.warm, strict=True)))
             await self._wait_for_start()
             cpu_s = time.process_time()
             self._begin()
             await self.over.wait()
             cpu_s = time.process_time() - cpu_s
-            await self.client.close()
+            await asyncio.gather(*(client.close() for client in self.clients))
             await self._finish_writing()
         self._count(_DONE)
         return {"cpu_s": cpu_s, "stamping": stamping, "failure": self.failure, **_process_facts(self.job.worker)}
@@ -200,56 +231,107 @@ class _Worker:
         self.stop_ns = None if job.duration_ns is None else start_ns + job.duration_ns
         self.watched_ns = self.flushed_ns = monotonic_ns()
         self._watch()
-        if self.stopped or not len(job.request_id):
+        if self.stopped or not self.firsts:
             self._check_over()
         elif self.due_ns is not None:
+            self._queue_next()
             self._fire()
         else:
-            for _ in range(min(job.slots or 1, len(job.request_id))):
-                self.loop.call_at(start_ns / NS_PER_S, self._start, start_ns)
+            for _ in range(min(job.slots or 1, len(self.firsts))):
+                self.loop.call_at(start_ns / NS_PER_S, self._open, start_ns)
+
+    def _queue_next(self) -> None:
+        """Queue the next conversation of an open loop to begin."""
+        assert self.due_ns is not None
+        if self.opened < len(self.firsts):
+            first = self.firsts[self.opened]
+            heapq.heappush(self.queue, (self.due_ns[first], first, ()))
 
     def _fire(self) -> None:
         """Start what is due; a late request is sent at once, and its lateness shows."""
-        due_ns, slots = self.due_ns, self.job.slots
-        assert due_ns is not None
+        slots = self.job.slots
         if self.timer is not None:
             self.timer.cancel()
-        while not self.stopped and self.next < len(due_ns):
+        while self.queue and not self.stopped:
+            due_ns, k, before = self.queue[0]
             if slots is not None and self.in_flight >= slots:
                 return  # the request whose slot gets free calls again
-            if due_ns[self.next] > monotonic_ns():
-                self.timer = self.loop.call_at(due_ns[self.next] / NS_PER_S, self._fire)
+            if due_ns > monotonic_ns():
+                self.timer = self.loop.call_at(due_ns / NS_PER_S, self._fire)
                 return
-            self._start(due_ns[self.next])
+            heapq.heappop(self.queue)
+            self._start(due_ns, k, before)
+            if not before:
+                self._queue_next()
 
-    def _start(self, due_ns: int) -> None:
-        job, k = self.job, self.next
-        if self.stopped or k >= len(job.request_id) or (self.stop_ns is not None and due_ns >= self.stop_ns):
+    def _open(self, due_ns: int) -> None:
+        """Begin the next conversation of a closed loop, if there is one."""
+        if self.opened < len(self.firsts):
+            self._start(due_ns, self.firsts[self.opened], ())
+        else:
+            self._check_over()
+
+    def _start(self, due_ns: int, k: int, before: Said) -> None:
+        job = self.job
+        if self.stopped or (self.stop_ns is not None and due_ns >= self.stop_ns):
             self._check_over()
             return
-        self.next += 1
+        self.opened += not before
+        self.begun += 1
         self.in_flight += 1
-        request_id = int(job.request_id[k])
-        before, between, after = job.body
-        text = self.prompts.text(request_id, int(job.prompt_tokens[k])).encode()
-        body = b"".join((before, text, between, b"%d" % job.output_tokens[k], after))
-        self.client.start(Exchange(request_id, due_ns), f"{job.run_id}-{request_id}".encode(), body)
+        request_id, server = int(job.request_id[k]), job.server[k]
+        own = self.prompts.messages(request_id, int(job.prompt_tokens[k]), int(job.pick[k]))
+        opening, *after = job.bodies[server]
+        limits = (b"%d" % job.output_tokens[k]).join(after)
+        body = b"".join((opening, word_messages((*before, *own), job.listed), limits))
+        exchange = Exchange(request_id, due_ns)
+        if job.keep_text:
+            exchange.prompt = "\n\n".join(json.loads(b'"%b"' % text) for _, text in own)
+        if k + 1 < len(job.turn) and job.turn[k + 1]:
+            self.talks[request_id] = k, (*before, *own)
+        self.clients[server].start(exchange, f"{job.run_id}-{request_id}".encode(), body)
 
     def _done(self, exchange: Exchange) -> None:
+        at_ns, talk = monotonic_ns(), self.talks.pop(exchange.request_id, None)
         self.rows.append(pack(exchange))
         self.in_flight -= 1
         self.finished += 1
         self.failed += exchange.ended != "complete"
         self.reads += len(exchange.reads)
-        if self.due_ns is None:
-            self.loop.call_soon(self._start, monotonic_ns())
-        elif self.job.slots is not None:
+        if talk is None:
+            self._close(at_ns)
+        else:
+            reads = [data for *_, data in exchange.reads]
+            reading = self.loop.run_in_executor(self.thread, text_if_ok, exchange.ended, reads)
+            reading.add_done_callback(functools.partial(self._go_on, at_ns, *talk))
+        if self.due_ns is not None and self.job.slots is not None:
             self.loop.call_soon(self._fire)
         self._check_over()
 
+    def _close(self, at_ns: int) -> None:
+        """A conversation is over; a closed loop's user begins another."""
+        self.closed += 1
+        if self.due_ns is None:
+            self.loop.call_soon(self._open, at_ns)
+
+    def _go_on(self, at_ns: int, k: int, said: Said, reading: asyncio.Future[str | None]) -> None:
+        """Have the turn after position `k` follow its answer, which ended at `at_ns`; or nothing, if that failed."""
+        answer = reading.result()
+        if answer is None:
+            self._close(at_ns)
+            self._check_over()
+            return
+        due_ns, said = at_ns + int(self.job.think_ns[k + 1]), (*said, (b"assistant", escaped(answer)))
+        if self.due_ns is None:
+            self.loop.call_at(due_ns / NS_PER_S, self._start, due_ns, k + 1, said)
+        else:
+            heapq.heappush(self.queue, (due_ns, k + 1, said))
+            self._fire()
+
     def _check_over(self) -> None:
         past = self.stop_ns is not None and monotonic_ns() >= self.stop_ns
-        if self.in_flight == 0 and (self.stopped or past or self.next >= len(self.job.request_id)):
+        if self.in_flight == 0 and (self.stopped or past or self.closed == len(self.firsts)):
+            self.stopped = True  # a turn whose user is still thinking stays unsent
             self.over.set()
 
     def _watch(self) -> None:
@@ -270,11 +352,13 @@ class _Worker:
                 self._stop()
             if gc.get_count()[0] > _MOST_GARBAGE:
                 gc.collect()
+        self._check_over()
         self.loop.call_later(WATCH_S, self._watch)
 
     def _stop(self) -> None:
         self.stopped = True
-        self.client.cancel()
+        for client in self.clients:
+            client.cancel()
         self._check_over()
 
     def _flush(self) -> None:
@@ -301,7 +385,13 @@ class _Worker:
             self.writer.close()
 
     def _count(self, state: int) -> None:
-        self.counters[:] = (state, os.getpid(), self.next, self.finished, self.failed, self.in_flight, self.reads)
+        counts = (self.begun, self.finished, self.failed, self.in_flight, self.reads, self.opened)
+        self.counters[:] = (state, os.getpid(), *counts)
+
+
+def _with_tls(target: Target, link: Link) -> Link:
+    tls = tls_context(target)
+    return dataclasses.replace(link, tls=tls, server_hostname=target.host if tls else None)
 
 
 def _process_facts(worker: int) -> dict[str, Any]:

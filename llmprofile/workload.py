@@ -1,4 +1,4 @@
-"""What is asked of the server: when requests are due, how long they are, what they say.
+"""What is asked of the server: when requests are due, how long they are, which of them belong together.
 
 One schedule a run, drawn once from the seed. Each request is dealt to a worker by a seeded draw of its own, so the
 requests, lengths and due times are the same for any number of processes, and a Poisson stream stays Poisson in each.
@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llmprofile.errors import UsageError, positive, whole
+from llmprofile.laws import law_of
+from llmprofile.prompts import PromptFile, PromptSource, SharedPrefix
 from llmprofile.stages import MOST_REQUESTS, Ramp, Stages, due_within
 from llmprofile.traces import MOST_TOKENS, Trace
 
@@ -229,14 +232,57 @@ def as_lengths(name: str, lengths: Lengths | int) -> Lengths:
 
 
 @dataclass(frozen=True)
+class Conversation:
+    """Requests that belong together: each turn says what was said and answered before, and something new.
+
+    The arrival law schedules conversations, and `n` counts them; lengths are drawn for each turn's new text and
+    answer. A later turn is due when its user has thought, beginning when the client noticed the end of the answer. In
+    a closed loop a user holds one conversation at a time, thinking included.
+
+    Parameters
+    ----------
+    turns : int or a law of lengths
+        Requests of a conversation.
+    think_s : float, array or scipy.stats frozen law
+        Between an answer and the next turn; an array stands for its values, all equally likely.
+
+    Raises
+    ------
+    UsageError
+        Turns that are no whole number above 0; a negative time.
+
+    Examples
+    --------
+    >>> Conversation(turns=3, think_s=2)
+    Conversation(turns=3, think_s=2.0)
+    """
+
+    turns: Lengths | int
+    think_s: Any = 0.0
+
+    def __post_init__(self) -> None:
+        as_lengths("turns", self.turns)
+        object.__setattr__(self, "think_s", law_of(self.think_s, "think_s"))
+
+
+@dataclass(frozen=True)
 class Schedule:
-    """Every request of a run, in the order of its number.
+    """Every request of a run, in the order of its number: conversation by conversation, turn by turn.
 
     Attributes
     ----------
     due_s : (n,) float
-        Seconds from the start; NaN in a closed loop, where a request is due when its slot gets free.
+        Seconds from the start; NaN in a closed loop, where a request is due when its slot gets free, and of a later
+        turn, which is due when its user has thought.
     prompt_tokens, output_tokens, worker, stage : (n,) int
+    server : (n,) int
+        Which of the URLs: conversations are dealt to them in turn.
+    conversation, turn : (n,) int
+        Both counted from 0; without conversations each request is one of its own.
+    think_s : (n,) float
+        From the end of the turn before to this one.
+    pick : (n,) int
+        The line of the prompt file; or the group of the shared prefix, -1 in later turns, which have none.
     slots : (processes,) int, optional
         How many requests each worker may have in flight; None without a limit.
     """
@@ -246,6 +292,11 @@ class Schedule:
     output_tokens: Ints
     worker: Ints
     stage: Ints
+    server: Ints
+    conversation: Ints
+    turn: Ints
+    think_s: Floats
+    pick: Ints
     slots: tuple[int, ...] | None
 
     def __len__(self) -> int:
@@ -253,10 +304,18 @@ class Schedule:
 
     @property
     def rate_per_s(self) -> float:
-        """The rate that was drawn: gaps over the span from the first to the last due time; NaN in a closed loop."""
-        if len(self) < 2 or not self.due_s[-1] > self.due_s[0]:
+        """The rate that was drawn, of conversations where there are any; NaN in a closed loop.
+
+        Gaps over the span from the first to the last due time.
+        """
+        due_s = self.due_s[self.turn == 0]
+        if len(due_s) < 2 or not due_s[-1] > due_s[0]:
             return math.nan
-        return float((len(self) - 1) / (self.due_s[-1] - self.due_s[0]))
+        return float((len(due_s) - 1) / (due_s[-1] - due_s[0]))
+
+    def longest_s(self, timeout_s: float) -> float:
+        """What a conversation takes at most, its thinking included."""
+        return float(np.bincount(self.conversation, timeout_s + self.think_s).max())
 
 
 def draw_schedule(
@@ -269,59 +328,119 @@ def draw_schedule(
     processes: int = 1,
     max_in_flight: int | None = None,
     seed: int = 0,
+    servers: int = 1,
+    prompts: PromptSource | None = None,
+    conversation: Conversation | None = None,
 ) -> Schedule:
     """Draw a run's requests: `n` of them, or as many as fall due within `duration_s`.
 
     A ramp, stages and a trace have an end of their own: `n` and `duration_s` may only cut them, and both may be left
-    out. A trace has its own lengths; elsewhere these are 128 and 64 tokens when they are not given.
+    out. A trace has its own lengths; elsewhere these are 128 and 64 tokens when they are not given. A prompt file has
+    its own prompts, and may have lengths of outputs.
 
     Raises
     ------
     UsageError
         Neither or both of `n` and `duration_s`; no law; a number that is out of range; fewer slots than processes;
-        lengths beside those of a trace.
+        lengths beside those of a trace or a prompt file; conversations of either.
 
     Examples
     --------
     >>> one, four = (draw_schedule(Poisson(100), n=50, processes=k, seed=7) for k in (1, 4))
     >>> bool((one.due_s == four.due_s).all()), sorted(set(four.worker.tolist()))
     (True, [0, 1, 2, 3])
+    >>> draw_schedule(Constant(10), n=2, conversation=Conversation(turns=3)).turn.tolist()
+    [0, 1, 2, 0, 1, 2]
     """
+    _check_drawn(arrivals, n, duration_s, prompts, conversation)
+    whole("processes", processes)
+    whole("seed", seed, 0)
+    lengths = lengths_asked(arrivals, prompt_tokens, output_tokens, prompts)
+    draws = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(7)]
+    due_s = _due_s(arrivals, n, duration_s, draws[0])
+    if not (isinstance(arrivals, ClosedLoop) or due_s[-1] <= LATEST_DUE_S):
+        raise UsageError("the last request would fall due in more than a hundred years; ask for a higher rate")
+    turns = _turns(conversation, len(due_s), draws[5], isinstance(arrivals, ClosedLoop) and n is None)
+    due_s, own = due_s[: len(turns)], np.repeat(np.arange(len(turns)), turns)
+    turn = np.arange(len(own)) - np.repeat(np.cumsum(turns) - turns, turns)
+    slots = _slots(arrivals, max_in_flight, processes)
+    share = np.cumsum(slots if slots else [1] * processes)
+    worker = np.searchsorted(share / share[-1], draws[3].random(len(due_s)), side="right")
+    stage = arrivals.stage_of(due_s) if isinstance(arrivals, Stages) else np.zeros(len(due_s), np.int64)
+    pick = _pick(prompts, own, turn, draws[4])
+    tokens = [_lengths_of(arrivals, *law, len(own), rng) for law, rng in zip(lengths.items(), draws[1:3], strict=True)]
+    return Schedule(
+        due_s=np.where(turn == 0, due_s[own], np.nan),
+        prompt_tokens=tokens[0],
+        output_tokens=_with_files_lengths(prompts, pick, tokens[1]),
+        worker=worker[own],
+        stage=stage[own],
+        server=own % whole("servers", servers),
+        conversation=own,
+        turn=turn,
+        think_s=np.zeros(len(own)) if conversation is None else conversation.think_s.sample(len(own), draws[6]),
+        pick=pick,
+        slots=slots,
+    )
+
+
+def _check_drawn(
+    arrivals: Any, n: int | None, duration_s: float | None, prompts: Any, conversation: Conversation | None
+) -> None:
     if not isinstance(arrivals, Arrivals):
         allowed = "Constant, Poisson, Gamma, Ramp, Stages, Trace, ClosedLoop"
         raise UsageError(f"arrivals must be one of {allowed}; not {arrivals!r}")
     ends = isinstance(arrivals, Ramp | Stages | Trace)
     if (n is None) == (duration_s is None) and not (ends and n is None):
         raise UsageError("give either a number of requests or a duration, not both and not neither")
-    whole("processes", processes)
-    whole("seed", seed, 0)
-    lengths = lengths_asked(arrivals, prompt_tokens, output_tokens)
-    draws = [np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(4)]
-    due_s = _due_s(arrivals, n, duration_s, draws[0])
-    if not (isinstance(arrivals, ClosedLoop) or due_s[-1] <= LATEST_DUE_S):
-        raise UsageError("the last request would fall due in more than a hundred years; ask for a higher rate")
-    slots = _slots(arrivals, max_in_flight, processes)
-    share = np.cumsum(slots if slots else [1] * processes)
-    worker = np.searchsorted(share / share[-1], draws[3].random(len(due_s)), side="right")
-    return Schedule(
-        due_s=due_s,
-        prompt_tokens=_lengths_of(arrivals, "prompt_tokens", lengths["prompt_tokens"], len(due_s), draws[1]),
-        output_tokens=_lengths_of(arrivals, "output_tokens", lengths["output_tokens"], len(due_s), draws[2]),
-        worker=worker,
-        stage=arrivals.stage_of(due_s) if isinstance(arrivals, Stages) else np.zeros(len(due_s), np.int64),
-        slots=slots,
-    )
+    if not isinstance(prompts, PromptSource | None):
+        raise UsageError(f"prompts must be a PromptFile or a SharedPrefix; not {prompts!r}")
+    if not isinstance(conversation, Conversation | None):
+        raise UsageError(f"conversation must be a Conversation; not {conversation!r}")
+    for what, there in (("a trace", isinstance(arrivals, Trace)), ("a prompt file", isinstance(prompts, PromptFile))):
+        if there and conversation is not None:
+            raise UsageError(f"conversations can't be had of {what}, which holds single requests")
+
+
+def _turns(conversation: Conversation | None, n: int, rng: np.random.Generator, open_ended: bool) -> Ints:
+    """How many requests each conversation has; fewer conversations where their number is only a bound."""
+    if conversation is None:
+        return np.ones(n, np.int64)
+    turns = as_lengths("turns", conversation.turns).draw(n, rng)
+    if open_ended:
+        return turns[np.cumsum(turns) <= MOST_CLOSED_REQUESTS]
+    if turns.sum() > MOST_REQUESTS:
+        raise UsageError(f"conversations must have at most {MOST_REQUESTS:,} turns in all; not {turns.sum():,}")
+    return turns
+
+
+def _pick(prompts: PromptSource | None, own: Ints, turn: Ints, rng: np.random.Generator) -> Ints:
+    if isinstance(prompts, PromptFile):
+        return own % len(prompts.messages)
+    if isinstance(prompts, SharedPrefix):
+        return np.where(turn == 0, rng.integers(prompts.groups, size=len(own))[own], -1)
+    return np.full(len(own), -1)
+
+
+def _with_files_lengths(prompts: PromptSource | None, pick: Ints, drawn: Ints) -> Ints:
+    if not isinstance(prompts, PromptFile):
+        return drawn
+    own = np.array([tokens or 0 for tokens in prompts.output_tokens])[pick]
+    return np.where(own > 0, own, drawn)
 
 
 def lengths_asked(
-    arrivals: Arrivals, prompt_tokens: Lengths | int | None, output_tokens: Lengths | int | None
+    arrivals: Arrivals,
+    prompt_tokens: Lengths | int | None,
+    output_tokens: Lengths | int | None,
+    prompts: PromptSource | None = None,
 ) -> dict[str, Lengths | int | None]:
-    """The lengths that are to be drawn: those given, or the defaults; None of a trace, which brings its own.
+    """The lengths that are to be drawn: those given, or the defaults; None of a trace or file, which bring their own.
 
     Raises
     ------
     UsageError
-        Lengths beside those of a trace.
+        Lengths beside those of a trace or of a prompt file.
 
     Examples
     --------
@@ -329,18 +448,21 @@ def lengths_asked(
     {'prompt_tokens': 128, 'output_tokens': 5}
     """
     given = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
-    if not isinstance(arrivals, Trace):
-        return {name: DEFAULT_TOKENS[name] if lengths is None else lengths for name, lengths in given.items()}
-    for name, lengths in given.items():
-        if lengths is not None:
-            raise UsageError(f"a trace brings its own {name}; leave them out")
-    return given
+    bring = dict.fromkeys(given, "a trace") if isinstance(arrivals, Trace) else {}
+    if isinstance(prompts, PromptFile):
+        if bring:
+            raise UsageError("a trace has lengths of its prompts and a prompt file has prompts: use one of the two")
+        bring = {"prompt_tokens": "a prompt file"}
+    for name, who in bring.items():
+        if given[name] is not None:
+            raise UsageError(f"{who} brings its own {name}; leave them out")
+    return {n: DEFAULT_TOKENS[n] if given[n] is None and n not in bring else given[n] for n in given}
 
 
 def _lengths_of(arrivals: Arrivals, name: str, lengths: Lengths | int | None, n: int, rng: np.random.Generator) -> Ints:
     if lengths is not None:
         return as_lengths(name, lengths).draw(n, rng)
-    own: Ints = getattr(arrivals, name)
+    own: Ints = getattr(arrivals, name, np.zeros(n, np.int64))  # the words of a file are counted by nobody
     return own[:n]
 
 
@@ -379,52 +501,3 @@ def _slots(arrivals: Arrivals, max_in_flight: int | None, processes: int) -> tup
     if total < processes:
         raise UsageError(f"{name} {total} is fewer than {processes} processes; ask for at most {total} processes")
     return tuple(total // processes + (k < total % processes) for k in range(processes))
-
-
-_WORDS = (
-    "the of and to in is you that it he was for on are as with his they at be this have from or one had by word "
-    "but not what all were we when your can said there use an each which she do how their if will up other about "
-    "out many then them these so some her would make like him into time has look two more write go see number no "
-    "way could people my than first water been call who oil its now find long down day did get come made may part "
-    "over new sound take only little work know place year live me back give most very after thing our just name "
-    "good sentence man think say great where help through much before line right too mean old any same tell boy "
-    "follow came want show also around form three small set put end does another well large must big even such "
-    "because turn here why ask went men read need land different home us move try kind hand picture again change "
-    "off play spell air away animal house point page letter mother answer found study still learn should world"
-).split()
-_TEXT_WORDS = 8192
-TAG_TOKENS = 4
-"""What the random first word of a prompt is taken to cost; the server's usage says what the whole really was."""
-
-
-class Prompts:
-    """Prompts of a wanted length that differ from the first word on, within a run and between salts.
-
-    A tokenizer is not needed: common English words are one token each in most vocabularies, near enough.
-
-    Examples
-    --------
-    >>> prompts = Prompts(salt=1)
-    >>> prompts.text(0, 8).split()[0] == prompts.text(1, 8).split()[0]
-    False
-    """
-
-    def __init__(self, salt: int) -> None:
-        self._salt = whole("salt", salt, 0)
-        words = np.random.default_rng(salt).choice(_WORDS, _TEXT_WORDS)
-        self._text = " ".join(words) + " "
-        self._starts = np.concatenate([[0], np.cumsum([len(w) + 1 for w in words])]).tolist()
-
-    def text(self, request_id: int, tokens: int) -> str:
-        """About `tokens` tokens of text; plain letters and spaces, nothing that JSON would escape."""
-        mixed = (request_id * 0x9E3779B1 + self._salt) % (1 << 32)
-        start = (mixed >> 7) % _TEXT_WORDS
-        words = max(0, tokens - TAG_TOKENS)
-        laps, stop = divmod(start + words, _TEXT_WORDS)
-        text = self._text * laps + self._text[: self._starts[stop]]
-        return f"{_letters(mixed)} {text[self._starts[start] :]}".rstrip()
-
-
-def _letters(number: int) -> str:
-    # seven letters hold 32 bits; odd multipliers make `mixed` one-to-one, so no two requests share a word
-    return "".join(chr(97 + number // 26**k % 26) for k in range(7))

@@ -19,7 +19,9 @@ from llmprofile.api import (
     request_body,
     request_head,
     request_headers,
+    takes_messages,
     tls_context,
+    word_messages,
 )
 from llmprofile.errors import UsageError
 
@@ -202,15 +204,17 @@ def test_bodies(url: str, prompt: str, n: int, stream: bool, usage: bool) -> Non
     if stream and usage:
         expected["stream_options"] = {"include_usage": True}
     assert json.loads(body) == expected
-    a, b, c = body_template(target, 'm"\u00e9', stream, usage, extra)
-    assert a + json.dumps(prompt)[1:-1].encode() + b + str(n).encode() + c == body
+    before, b, c = body_template(target, 'm"\u00e9', stream, usage, extra)
+    said = word_messages([(b"user", json.dumps(prompt)[1:-1].encode())], takes_messages(target, dialogue=False))
+    assert before + said + b + str(n).encode() + c == body
 
 
 def test_a_plain_prompt_is_its_own_json() -> None:
     prompt = "".join(map(chr, range(32, 127))).replace('"', "").replace("\\", "")
     target = parse_target(CHAT)
-    a, b, c = body_template(target, "m", True, True, None)
-    assert a + prompt.encode() + b + b"7" + c == request_body(target, "m", prompt, 7)
+    before, b, c = body_template(target, "m", True, True, None)
+    said = word_messages([(b"user", prompt.encode())], listed=True)
+    assert before + said + b + b"7" + c == request_body(target, "m", prompt, 7)
 
 
 def test_extra_fields() -> None:

@@ -36,7 +36,7 @@ def unfinished(
     board.start_ns = START_NS
     for worker in (0, 1):
         state = "done" if done[worker] else "running"
-        board.row(worker)[:] = (STATES.index(state), 0, begun[worker], 0, 0, 0, 0)
+        board.row(worker)[:] = (STATES.index(state), 0, begun[worker], 0, 0, 0, 0, begun[worker])
         writer = CaptureWriter(folder, worker)
         own = np.flatnonzero(schedule.worker == worker)[: written[worker]]
         rows = [pack(exchange(int(i))) for i in own]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import string
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +17,6 @@ from llmprofile.workload import (
     MOST_CLOSED_REQUESTS,
     MOST_REQUESTS,
     MOST_TOKENS,
-    TAG_TOKENS,
     ClosedLoop,
     Constant,
     Empirical,
@@ -28,7 +25,6 @@ from llmprofile.workload import (
     Lognormal,
     Normal,
     Poisson,
-    Prompts,
     Schedule,
     Uniform,
     as_lengths,
@@ -363,7 +359,6 @@ SENTENCES: dict[str, tuple[Callable[[], Any], str]] = {
     "rate alone": (lambda: draw_schedule(40, n=1), "Constant, Poisson, Gamma"),  # type: ignore[arg-type]
     "seed": (lambda: draw_schedule(Constant(1), n=1, seed=-1), "seed must be a whole number of at least 0"),
     "word as seed": (lambda: draw_schedule(Constant(1), n=1, seed="x"), "seed must be"),  # type: ignore[arg-type]
-    "salt": (lambda: Prompts("x"), "salt must be a whole number"),  # type: ignore[arg-type]
     "low above high": (lambda: Uniform(9, 3), "high must be a whole number of at least 9; not 3"),
     "no lengths": (lambda: Empirical([]), "at least one length"),
     "one length": (lambda: Empirical(5), "Empirical needs"),  # type: ignore[arg-type]
@@ -387,55 +382,3 @@ SENTENCES: dict[str, tuple[Callable[[], Any], str]] = {
 def test_what_is_wrong_is_said(name: str) -> None:
     make, part = SENTENCES[name]
     assert part in refused(make)
-
-
-# prompts
-
-
-def test_first_words_of_a_hundred_thousand_prompts_all_differ() -> None:
-    prompts = Prompts(salt=2**31 - 1)
-    first = {prompts.text(k, 5).split()[0] for k in range(100_000)}
-    assert len(first) == 100_000
-    assert len({len(word) for word in first}) == 1  # no one is the beginning of another
-
-
-def test_first_words_differ_wherever_in_32_bits_a_request_is() -> None:
-    prompts = Prompts(salt=1)
-    ids = set(rng().integers(0, 2**32, 150_000).tolist())  # words of 28 bits would meet forty times
-    assert len({prompts.text(k, 1) for k in ids}) == len(ids)
-
-
-def test_a_salt_repeats_its_prompts_and_another_shares_none() -> None:
-    first, again, other = (Prompts(salt) for salt in (12, 12, 13))
-    texts = [first.text(k, 20) for k in range(200)]
-    assert texts == [again.text(k, 20) for k in range(200)]
-    others = [other.text(k, 20) for k in range(200)]
-    assert not {t.split()[0] for t in texts} & {t.split()[0] for t in others}
-    # the words after the first differ too: not even the block after it is in a cache
-    assert not {t.split(" ", 1)[1] for t in texts} & {t.split(" ", 1)[1] for t in others}
-
-
-@given(request_id=st.integers(0, 2**31), salt=st.integers(0, 2**31), tokens=st.integers(1, 3000))
-@seeded
-def test_a_prompt_has_the_words_asked_for_and_nothing_to_escape(request_id: int, salt: int, tokens: int) -> None:
-    text = Prompts(salt).text(request_id, tokens)
-    words = text.split(" ")
-    assert len(words) - 1 == max(0, tokens - TAG_TOKENS)  # the first word stands for TAG_TOKENS tokens
-    assert all(words)
-    assert set(text) <= set(string.ascii_letters + " ")
-    assert json.dumps(text) == f'"{text}"'
-
-
-def test_a_very_long_prompt_is_as_long_as_asked_and_still_its_own() -> None:
-    prompts = Prompts(salt=3)
-    one, two = prompts.text(0, 100_000).split(" "), prompts.text(1, 100_000).split(" ")
-    assert len(one) == len(two) == 100_000 - TAG_TOKENS + 1
-    assert one[0] != two[0]
-    assert one[1:] != two[1:]
-
-
-def test_words_are_many_and_evenly_used() -> None:
-    words = Prompts(salt=5).text(0, 8192 + TAG_TOKENS).split(" ")[1:]
-    common = np.unique(words, return_counts=True)[1]
-    assert len(common) > 150
-    assert common.max() / common.mean() < 2
