@@ -285,9 +285,9 @@ CHECKS: dict[str, tuple[str, int, Callable[[dict[str, Any]], None]]] = {
 # What a template runs for two minutes, in one.
 SHORTER = {
     "05_measure_your_server.ipynb": {
-        "RATES_PER_S = (40, 70, 90, 150)": "RATES_PER_S = (40, 200)",
-        "DURATION_S = 5.0": "DURATION_S = 3.0",
-        "within=0.25": "within=1.0",
+        "RATES_PER_S = (40, 70, 90, 150)": "RATES_PER_S = (60, 180)",
+        "DURATION_S = 5.0": "DURATION_S = 4.0",
+        "within=0.25": "within=2.5",
     }
 }
 # These read recorded runs beside their own folder, and measure live when they are told to.
