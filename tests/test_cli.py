@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -11,13 +12,14 @@ import threading
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import llmprofile as lp
 from certificates import TlsFiles
 from conftest import free_port
-from llmprofile.cli import main
+from llmprofile.cli import _OPTIONS, main
 
 
 @pytest.fixture(scope="module")
@@ -55,23 +57,98 @@ def test_json_and_quiet(server: lp.ReferenceServer, capsys: pytest.CaptureFixtur
     assert capsys.readouterr() == ("", "")
 
 
+def run_and_read(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    """What a run says that it was asked for."""
+    assert main(["run", *words, "--json"]) == 0
+    asked: dict[str, Any] = json.loads(capsys.readouterr().out)["asked"]
+    return asked
+
+
 def test_every_flag_reaches_the_run(
     server: lp.ReferenceServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MY_KEY", "hush-hush")
     flags = "--model m --arrivals gamma --burstiness 0.5 --rate 200 --concurrency 9 --duration 0.3 --prompt-tokens 9"
-    flags += " --output-tokens 3 --processes 3 --seed 4 --client conventional --api-key-env MY_KEY --timeout 7"
-    flags += " --no-stream --no-usage --fresh --json --out here"
-    assert main(["run", server.url, *flags.split(), "--header", "X-A: secret-b"]) == 0
-    asked = json.loads(capsys.readouterr().out)["asked"]
-    wanted = {"arrivals": "Gamma(rate_per_s=200.0, burstiness=0.5)", "duration_s": 0.3, "n": None}
+    flags += " --output-tokens 3 --processes 3 --seed 4 --salt 5 --client conventional --api-key-env MY_KEY --timeout 7"
+    flags += " --no-stream --no-usage --fresh --keep-text --warm-connections 2 --connect-timeout 8"
+    flags += f" --first-token-timeout 6 --scrape-metrics {server.base_url} --out here"
+    asked = run_and_read(capsys, server.url, *flags.split(), "--header", "X-A: secret-b")
+    wanted = {"arrivals": "Gamma(rate_per_s=200.0, burstiness=0.5)", "duration_s": 0.3, "n": None, "salt": 5}
     wanted |= {"max_in_flight": 9, "concurrency": 9, "prompt_tokens": 9, "output_tokens": 3, "processes": 3, "seed": 4}
     wanted |= {"client": "conventional", "model": "m", "timeout_s": 7.0, "stream": False, "usage": False}
-    wanted |= {"fresh": True, "headers": ["X-A"], "api_key_env": "MY_KEY"}
+    wanted |= {"fresh": True, "headers": ["X-A"], "api_key_env": "MY_KEY", "keep_text": True, "warm_connections": 2}
+    wanted |= {"connect_timeout_s": 8.0, "first_token_timeout_s": 6.0, "scrape_metrics": server.base_url}
     assert {name: asked[name] for name in wanted} == wanted
     # neither the key nor a header's value is written anywhere
     for path in Path("here").iterdir():
         assert b"hush-hush" not in path.read_bytes() and b"secret-b" not in path.read_bytes()
+
+
+def test_what_is_not_typed_is_as_run_load_has_it(
+    server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = run_and_read(capsys, server.url, "--rate", "100", "--requests", "5", "--seed", "1", "--salt", "1")
+    called = lp.run_load(server.url, lp.Poisson(100.0), 5, seed=1, salt=1, progress=False).meta["asked"]
+    assert typed == called
+
+
+def test_every_argument_of_a_load_has_a_flag() -> None:
+    """But those of experiments on the client itself."""
+    flags = {name for _, name, _ in _OPTIONS} - {"turns", "think_s", "shared_prefix"}
+    others = {"url", "arrivals", "max_in_flight", "conversation", "progress", "event_work_s", "stamps"}
+    assert flags | others == set(inspect.signature(lp.start_load).parameters)
+
+
+@pytest.mark.parametrize(
+    ("flags", "law"),
+    [
+        ("--rate 200 --requests 9", lp.Poisson(200.0)),
+        ("--rate 200 --requests 9 --arrivals constant", lp.Constant(200.0)),
+        ("--concurrency 3 --requests 9", lp.ClosedLoop(3)),
+        ("--stages 50..300:0.2 --concurrency 4", lp.Stages([(lp.Ramp(50.0, 300.0, 0.2), 0.2)])),
+        (
+            "--stages 90:0.1,90..200:0.1,2e2:0.1 --arrivals gamma --burstiness 2",
+            lp.Stages([(lp.Gamma(90.0, 2.0), 0.1), (lp.Ramp(90.0, 200.0, 0.1), 0.1), (lp.Gamma(200.0, 2.0), 0.1)]),
+        ),
+    ],
+)
+def test_arrivals(server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str], flags: str, law: Any) -> None:
+    asked = run_and_read(capsys, server.url, *flags.split(), "--output-tokens", "3", "--seed", "1")
+    assert asked["arrivals"] == repr(law)
+    assert asked["max_in_flight"] == (4 if "300" in flags else None)
+
+
+def test_a_trace_is_replayed_faster(server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"timestamp": 100 * k, "input_length": 9 + k, "output_length": 1 + k} for k in range(8)]
+    Path("mooncake.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = run_and_read(capsys, server.url, "--trace", "mooncake.jsonl", "--speed-up", "5", "--out", "here")
+    assert asked["arrivals"] == "Trace('mooncake.jsonl', speed=5.0)"
+    requests = lp.load("here").requests
+    assert requests["output_tokens"].tolist() == list(range(1, 9))
+    assert requests["due_ns"].diff().dropna().tolist() == [20_000_000] * 7
+
+
+def test_what_requests_say(server: lp.ReferenceServer, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("prompts.jsonl").write_text('{"prompt": "Why?"}\n{"prompt": "How?", "output_tokens": 5}\n')
+    flags = ["--rate", "200", "--requests", "6", "--output-tokens", "3", "--seed", "1"]
+    said = ["--system-prompt", "Be brief.", "--temperature", "0.5", "--sampling-seed", "7", "--ignore-eos"]
+    more = ["--extra-body", '{"top_k": 3}', "--prompts", "prompts.jsonl", "--out", "a"]
+    with lp.ReferenceServer(ttft_s=0.01, itl_s=0.001) as second:
+        asked = run_and_read(capsys, server.chat_url, second.chat_url, *flags, *said, *more)
+    assert asked["url"] == [server.chat_url, second.chat_url]
+    wanted = {"system_prompt": "Be brief.", "temperature": 0.5, "sampling_seed": 7, "ignore_eos": True}
+    assert {name: asked[name] for name in wanted} == wanted
+    assert asked["extra_body"] == "{'top_k': 3}" and asked["prompts"].startswith(
+        "PromptFile('prompts.jsonl', prompts=2"
+    )
+    requests = lp.load("a").requests
+    assert requests["output_tokens"].tolist() == [3, 5] * 3
+    assert requests["server"].tolist() == [0, 1] * 3
+    words = ["--turns", "2", "--think", "0.05", "--shared-prefix", "2:20", "--out", "b"]
+    asked = run_and_read(capsys, server.chat_url, *flags, *words)
+    assert asked["prompts"] == "SharedPrefix(groups=2, tokens=20)"
+    assert asked["conversation"] == repr(lp.Conversation(2, 0.05))
+    assert lp.load("b").requests["turn"].tolist() == [0, 1] * 6
 
 
 @pytest.mark.parametrize(
@@ -82,6 +159,25 @@ def test_every_flag_reaches_the_run(
         ("--rate 5", "either a number of requests or a duration"),
         ("--rate 5 --requests 5 --duration 5", "either a number of requests or a duration"),
         ("--requests 5", "--rate"),
+        ("--rate 5 --stages 5:5", "give one of --rate, --stages and --trace; not --rate and --stages"),
+        ("--stages 5", "RATE..RATE:SECONDS, such as 10..80:60; not '5'"),
+        ("--stages 5:1,x:2", "not 'x:2'"),
+        ("--stages 1..2..3:4", "not '1..2..3:4'"),
+        ("--stages 5:0", "duration of stage 0"),
+        ("--stages 0..0:4", "asks for nothing"),
+        ("--trace nowhere.csv", "there is no trace nowhere.csv"),
+        ("--trace taken --arrivals constant", "--arrivals goes with --rate or --stages"),
+        ("--rate 5 --requests 5 --speed-up 2", "--speed-up goes with --trace"),
+        ("--rate 5 --requests 5 --shared-prefix 8", "GROUPS:TOKENS"),
+        ("--rate 5 --requests 5 --shared-prefix 8:9:1", "GROUPS:TOKENS"),
+        ("--rate 5 --requests 5 --shared-prefix 0:9", "groups"),
+        ("--rate 5 --requests 5 --shared-prefix 8:9 --prompts p.jsonl", "not both"),
+        ("--rate 5 --requests 5 --prompts nowhere.jsonl", "nowhere.jsonl"),
+        ("--rate 5 --requests 5 --think 2", "--think goes with --turns"),
+        ("--rate 5 --requests 5 --turns 0", "turns"),
+        ("--rate 5 --requests 5 --extra-body [1]", "--extra-body must be a JSON object; not '[1]'"),
+        ("--rate 5 --requests 5 --extra-body {", "--extra-body must be a JSON object: "),
+        ("--rate 5 --requests 5 --scrape-metrics ftp://a", "scrape_metrics"),
         ("--rate 5 --requests 5 --burstiness 2", "--burstiness goes with --arrivals gamma"),
         ("--rate 5 --requests 5 --arrivals gamma", "needs --burstiness"),
         ("--concurrency 5 --requests 5 --arrivals poisson", "--arrivals goes with --rate"),
