@@ -77,9 +77,9 @@ def measure(server: lp.ReferenceServer, folder: Path, client: str, rate_per_s: f
 
 
 def overloaded(folder: Path) -> lp.Run:
-    """A server that takes 8 requests at a time, 100 a second, asked for more for four seconds."""
-    arrivals = lp.Stages([(lp.Poisson(60), 6.0), (lp.Poisson(160), 4.0), (lp.Poisson(60), 10.0)])
-    with lp.ReferenceServer(ttft_s=0.0, itl_s=0.005, max_batch=8, seed=1) as server:
+    """A server that takes 8 requests at a time, 25 a second, asked for more for four seconds."""
+    arrivals = lp.Stages([(lp.Poisson(15), 6.0), (lp.Poisson(50), 4.0), (lp.Poisson(15), 10.0)])
+    with lp.ReferenceServer(ttft_s=0.0, itl_s=0.02, max_batch=8, seed=1) as server:
         page, out = server.base_url, folder / "busy"
         return lp.run_load(server.url, arrivals, output_tokens=16, seed=1, scrape_metrics=page, out=out, progress=False)
 

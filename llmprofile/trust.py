@@ -75,6 +75,8 @@ def verdict(
 ) -> Verdict:
     """Judge a run: stamps, rate and lateness kept, no lost worker, and the bias of its latencies' mean and p99.
 
+    Of a load that was asked to be steady, a note says when it never was: see `steady_state`.
+
     Parameters
     ----------
     run : Run
