@@ -18,7 +18,7 @@ from test_clients import body
 from tun import wire
 
 MORE_S = 0.05
-WITHIN_S = 0.003
+WITHIN_S = 0.005
 """Medians of single requests on a machine with other work."""
 REQUESTS = 7
 LATENCIES = ("ttft_s", "first_content_s", "e2e_s", "tpot_s", "ntpot_s", "upload_s")
