@@ -95,9 +95,9 @@ def error_table(runs: list[lp.Run], truth: pd.DataFrame) -> pd.DataFrame:
 
 
 def shorten(path: Path) -> None:
-    """Round the coordinates of an SVG's paths to hundredths of a point."""
+    """Round the coordinates of an SVG's paths and marks to hundredths of a point."""
     svg = path.read_text(encoding="utf-8")
-    rounded = re.sub(r' d="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
+    rounded = re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), svg)
     path.write_text(rounded, encoding="utf-8")
 
 
