@@ -231,6 +231,98 @@ def test_extra_fields() -> None:
             request_body(target, "m", "p", 1, extra=bad)
 
 
+PATHS = {
+    "completions": "/v1/completions",
+    "chat": "/v1/chat/completions",
+    "responses": "/v1/responses",
+    "ollama": "/api/generate",
+    "ollama_chat": "/api/chat",
+    "tgi": "/generate_stream",
+}
+
+
+def worded(kind: str, messages: list[tuple[str, str]], n: int, **options: Any) -> dict[str, Any]:
+    """What a server of this kind would read."""
+    target = parse_target(f"http://h{PATHS[kind]}")
+    before, *after = body_template(target, "m", **options)
+    escaped = [(role.encode(), json.dumps(text)[1:-1].encode()) for role, text in messages]
+    said = word_messages(escaped, takes_messages(target, options.get("dialogue", False)))
+    body: dict[str, Any] = json.loads(before + said + str(n).encode().join(after))
+    return body
+
+
+ASKED = {"system_prompt": 'Be "brief".', "temperature": 0, "sampling_seed": 7}
+TALK = [("user", 'a "b"\n'), ("assistant", "c\\"), ("user", "\u00e9")]
+MESSAGES = [{"role": role, "content": text} for role, text in TALK]
+SYSTEM = {"role": "system", "content": 'Be "brief".'}
+JOINED = 'Be "brief".\n\na "b"\n\n\nc\\\n\n\u00e9'
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("completions", {"prompt": JOINED, "max_tokens": 5, "temperature": 0, "seed": 7}),
+        ("chat", {"messages": [SYSTEM, *MESSAGES], "max_tokens": 5, "temperature": 0, "seed": 7}),
+        ("ollama", {"prompt": JOINED, "options": {"num_predict": 5, "temperature": 0, "seed": 7}}),
+        ("ollama_chat", {"messages": [SYSTEM, *MESSAGES], "options": {"num_predict": 5, "temperature": 0, "seed": 7}}),
+        (
+            "tgi",
+            {"inputs": JOINED, "parameters": {"max_new_tokens": 5, "details": True, "temperature": 0, "seed": 7}},
+        ),
+    ],
+)
+def test_how_each_api_words_a_dialogue(kind: str, expected: dict[str, Any]) -> None:
+    usage = {"stream_options": {"include_usage": True}} if kind in ("completions", "chat") else {}
+    body = worded(kind, TALK, 5, dialogue=True, **ASKED)
+    assert body == {"model": "m", "stream": True, **expected, **usage}
+
+
+def test_how_responses_word_a_dialogue() -> None:
+    expected = {"model": "m", "stream": True, "max_output_tokens": 5, "temperature": 0.5, "instructions": "Be brief."}
+    asked = {"system_prompt": "Be brief.", "temperature": 0.5}
+    assert worded("responses", TALK, 5, dialogue=True, **asked) == {**expected, "input": MESSAGES}
+    assert worded("responses", [("user", "Why?")], 5, **asked) == {**expected, "input": "Why?"}
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat"])
+def test_as_many_tokens_as_asked(kind: str) -> None:
+    body = worded(kind, [("user", "a")], 37, ignore_eos=True, extra={"top_k": 3})
+    assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"], body["top_k"]) == (37, 37, True, 3)
+    assert "ignore_eos" not in worded(kind, [("user", "a")], 37)
+    alone = worded(kind, [("user", "a")], 37, extra={"ignore_eos": True})
+    assert alone["ignore_eos"] and "min_tokens" not in alone
+
+
+def test_sampling_leaves_the_callers_fields_as_they_are() -> None:
+    extra = {"options": {"top_k": 3}}
+    body = worded("ollama", [("user", "a")], 5, extra=extra, temperature=1.5)
+    assert body["options"] == {"num_predict": 5, "top_k": 3, "temperature": 1.5}
+    assert extra == {"options": {"top_k": 3}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "why"),
+    [
+        *[
+            (kind, {"ignore_eos": True}, f"{PATHS[kind]} has no ignore_eos")
+            for kind in ("ollama", "ollama_chat", "tgi")
+        ],
+        ("responses", {"ignore_eos": True}, "no ignore_eos"),
+        ("responses", {"sampling_seed": 1}, "sampling_seed can't be had"),
+        ("chat", {"sampling_seed": -1}, "sampling_seed must be a whole number of at least 0"),
+        ("chat", {"temperature": -0.1}, "temperature must be a finite number"),
+        ("chat", {"temperature": "warm"}, "temperature must be a finite number"),
+        ("chat", {"system_prompt": 3}, "system_prompt must be a text"),
+        ("chat", {"temperature": 0, "extra": {"temperature": 0}}, "temperature: it was given as an argument"),
+        ("chat", {"ignore_eos": True, "extra": {"min_tokens": 3}}, "min_tokens: it was given as an argument"),
+        ("tgi", {"sampling_seed": 3, "extra": {"parameters": {"seed": 3}}}, "seed: it was given as an argument"),
+    ],
+)
+def test_sampling_that_is_refused(kind: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        worded(kind, [("user", "a")], 5, **options)
+
+
 @pytest.mark.parametrize(
     ("path", "models"),
     [

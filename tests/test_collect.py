@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import struct
 from array import array
+from collections.abc import Container
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import llmprofile as lp
 from llmprofile.capture import STATES, Board, CaptureWriter, Exchange, capture_path, pack
 from llmprofile.collect import write_schedule
 from llmprofile.records import write_json
-from llmprofile.workload import ClosedLoop, Poisson, draw_schedule
+from llmprofile.workload import ClosedLoop, Conversation, Poisson, draw_schedule
 
 ANSWER = (
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -25,12 +28,18 @@ START_NS, WALL_NS = 10**12, 17 * 10**17
 
 
 def unfinished(
-    folder: Path, begun: tuple[int, int], written: tuple[int, int], done: tuple[bool, bool], **asked: object
+    folder: Path,
+    begun: tuple[int, int],
+    written: tuple[int, int],
+    done: tuple[bool, bool],
+    turns: int = 1,
+    **asked: object,
 ) -> Path:
-    """The folder of a run of 40 requests and two workers that got as far as this."""
+    """The folder of a run of 40 conversations and two workers that got as far as this."""
     (folder / "capture").mkdir(parents=True)
     law = ClosedLoop(4) if asked else Poisson(100)
-    schedule = draw_schedule(law, processes=2, seed=1, **({"n": 40} | asked))  # type: ignore[arg-type]
+    drawn: dict[str, Any] = {"n": 40, "conversation": Conversation(turns)} | asked
+    schedule = draw_schedule(law, processes=2, seed=1, **drawn)
     write_schedule(folder, schedule)
     board = Board(folder, 2, create=True)
     board.start_ns = START_NS
@@ -54,8 +63,10 @@ def unfinished(
     return folder
 
 
-def exchange(request_id: int) -> Exchange:
-    """A request that was answered, all of it in one read."""
+def exchange(request_id: int, failing: Container[int] = ()) -> Exchange:
+    """A request that was answered, all of it in one read; or not at all."""
+    if request_id in failing:
+        return Exchange(request_id, ended="reset", error="gone")
     at_ns = START_NS + 10 * request_id
     stamp = struct.pack("qq", *divmod(at_ns + 300 + WALL_NS, 10**9))
     reads = [(stamp, at_ns + 310, at_ns + 320, ANSWER)]
@@ -85,6 +96,46 @@ def test_a_closed_loop_for_a_time_has_rows_for_what_was_begun(tmp_path: Path) ->
     run = lp.load(folder)
     assert run.meta["outcomes"] == {"ok": 17}
     assert len(run.requests) == 17
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_turns_of_which_nothing_was_captured(tmp_path: Path, done: bool) -> None:
+    """Of worker 0: a whole conversation, one that was cut after a turn, one that failed, one that had just begun."""
+    schedule = draw_schedule(Poisson(100), n=40, processes=2, seed=1, conversation=Conversation(3))
+    own = np.flatnonzero(schedule.worker == 0)
+    folder = unfinished(tmp_path / "run", (4, 0), (0, 0), (done, True), turns=3)
+    writer = CaptureWriter(rewritten(folder), 0)
+    kept = [*own[:4], own[6], own[7]]
+    rows = [pack(exchange(int(i), {int(own[7])})) for i in kept]
+    writer.write(rows, (array("q"), array("q")), struct.pack("qq", START_NS, WALL_NS))
+    writer.close()
+    run = lp.load(folder)
+    lost = "unsent" if done else "lost"
+    found = run.requests.set_index("request_id").loc[own]
+    assert found["outcome"].tolist()[:12] == [
+        *("ok", "ok", "ok"),
+        *("ok", lost, "unsent"),
+        *("ok", "connect_error", "unsent"),
+        *(lost, "unsent", "unsent"),
+    ]
+    assert set(found["outcome"][12:]) == {"unsent"}
+    died, ended = "its worker died before it was written down", "the run ended before it was sent"
+    lost_why = ended if done else died
+    failed = "an earlier turn of its conversation failed"
+    why = [None, None, None, None, lost_why, ended, None, "gone", failed, lost_why, ended, ended]
+    assert [None if pd.isna(text) else text for text in found["error"][:12]] == why
+    assert run.requests["request_id"].tolist() == list(range(120))
+    for name in ("conversation", "turn", "server"):
+        assert run.requests[name].tolist() == getattr(schedule, name).tolist()
+    assert run.requests.loc[(run.requests["turn"] > 0) & (run.requests["outcome"] != "ok"), "due_ns"].isna().sum() > 70
+    assert run.meta["lost_requests"] == (0 if done else 2)
+
+
+def rewritten(folder: Path) -> Path:
+    """The same folder, without what worker 0 had captured."""
+    for what in ("requests", "cycles", "clock"):
+        capture_path(folder, what, 0).unlink()
+    return folder
 
 
 def test_a_merge_that_was_cut_short_is_done_again(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,12 +15,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from llmprofile.errors import UsageError
+from llmprofile.prompts import SharedPrefix
+from llmprofile.stages import Stages
 from llmprofile.workload import (
     MOST_CLOSED_REQUESTS,
     MOST_REQUESTS,
     MOST_TOKENS,
     ClosedLoop,
     Constant,
+    Conversation,
     Empirical,
     Fixed,
     Gamma,
@@ -174,6 +179,85 @@ def test_dealing_is_independent_of_times_and_lengths() -> None:
     assert np.abs(off_diagonal).max() < 4 / math.sqrt(n)
     repeats = np.corrcoef(schedule.worker[1:], schedule.worker[:-1])[0, 1]
     assert abs(repeats) < 4 / math.sqrt(n)
+
+
+# conversations, servers and shared prefixes
+
+
+def test_what_is_drawn_beside_leaves_the_rest_as_it_was() -> None:
+    """Times, lengths and dealing come from the first four streams of the seed, whatever else is asked."""
+    lengths = {"prompt_tokens": Uniform(1, 900), "output_tokens": Lognormal(60, 30)}
+    streams_ = [np.random.default_rng(s) for s in np.random.SeedSequence(3).spawn(4)]
+    for more in ({}, {"servers": 3}, {"prompts": SharedPrefix(4, 10)}, {"conversation": Conversation(1)}):
+        schedule = draw_schedule(Poisson(40), n=50, processes=2, seed=3, **lengths, **more)  # type: ignore[arg-type]
+        times, prompts, outputs, dealt = (copy.deepcopy(stream) for stream in streams_)
+        np.testing.assert_array_equal(schedule.due_s, np.cumsum(times.exponential(1 / 40, 50)))
+        np.testing.assert_array_equal(schedule.prompt_tokens, lengths["prompt_tokens"].draw(50, prompts))
+        np.testing.assert_array_equal(schedule.output_tokens, lengths["output_tokens"].draw(50, outputs))
+        np.testing.assert_array_equal(schedule.worker, dealt.random(50) >= 0.5)
+        assert (schedule.turn == 0).all() and (schedule.conversation == np.arange(50)).all()
+
+
+@pytest.mark.parametrize(
+    "law", [Poisson(40), ClosedLoop(10), Stages([(Poisson(50), 2.0), (Constant(50), 2.0)])], ids=repr
+)
+def test_conversations_are_the_same_for_any_number_of_processes(law: Any) -> None:
+    kinds: dict[str, Any] = {
+        "conversation": Conversation(Uniform(1, 5), think_s=stats.expon(scale=2.0)),
+        "prompts": SharedPrefix(7, 10),
+        "servers": 3,
+        "output_tokens": Uniform(1, 500),
+        "n": 150,
+        "seed": 11,
+    }
+    one, three = (draw_schedule(law, processes=k, **kinds) for k in (1, 3))
+    for field in dataclasses.fields(one):
+        if field.name not in ("worker", "slots"):
+            np.testing.assert_array_equal(getattr(one, field.name), getattr(three, field.name))
+    assert len(np.unique(one.conversation)) == 150
+    ids, turns = np.unique(one.conversation, return_counts=True)
+    assert set(turns) == {1, 2, 3, 4, 5}
+    assert (one.turn == np.concatenate([np.arange(k) for k in turns])).all()
+    for name in ("worker", "stage", "server"):
+        column = getattr(three, name)
+        assert all(len(set(column[three.conversation == k])) == 1 for k in ids)
+    assert (three.server == three.conversation % 3).all()
+    later = three.turn > 0
+    assert np.isnan(three.due_s[later]).all()
+    assert (three.pick[later] == -1).all() and set(three.pick[~later]) == set(range(7))
+    plain = draw_schedule(law, n=150, seed=11)
+    np.testing.assert_array_equal(three.due_s[~later], plain.due_s)
+    np.testing.assert_array_equal(three.rate_per_s, plain.rate_per_s)
+
+
+def test_turns_groups_and_thinking_have_their_laws() -> None:
+    schedule = draw_schedule(
+        *(Poisson(40),),
+        n=20_000,
+        conversation=Conversation(Uniform(1, 4), think_s=stats.expon(scale=2.0)),
+        prompts=SharedPrefix(5, 10),
+        prompt_tokens=Uniform(3, 12),
+    )
+    turns = np.bincount(np.unique(schedule.conversation, return_counts=True)[1])[1:]
+    assert stats.chisquare(turns).pvalue > 1e-4
+    assert stats.chisquare(np.bincount(schedule.pick[schedule.turn == 0])).pvalue > 1e-4
+    assert stats.kstest(schedule.think_s, stats.expon(scale=2.0).cdf).pvalue > 1e-4
+    # lengths are drawn for each turn
+    assert stats.chisquare(np.bincount(schedule.prompt_tokens)[3:]).pvalue > 1e-4
+    of_turn = [schedule.prompt_tokens[schedule.turn == t] for t in (0, 1)]
+    assert stats.ks_2samp(*of_turn).pvalue > 1e-4
+
+
+def test_what_a_conversation_takes_at_most() -> None:
+    schedule = draw_schedule(Constant(1), n=4, conversation=Conversation(3, think_s=2.0))
+    assert schedule.longest_s(10.0) == 3 * 12.0
+    assert draw_schedule(Constant(1), n=4).longest_s(10.0) == 10.0
+
+
+def test_an_open_ended_closed_loop_of_conversations_is_bounded() -> None:
+    schedule = draw_schedule(ClosedLoop(100), duration_s=1e6, conversation=Conversation(7))
+    assert MOST_CLOSED_REQUESTS - 7 < len(schedule) <= MOST_CLOSED_REQUESTS
+    assert (np.unique(schedule.conversation, return_counts=True)[1] == 7).all()
 
 
 # slots and closed loops
@@ -373,6 +457,11 @@ SENTENCES: dict[str, tuple[Callable[[], Any], str]] = {
     "too many due": (lambda: draw_schedule(Constant(1e300), duration_s=1e300), f"{MOST_REQUESTS:,}"),
     "rare": (lambda: draw_schedule(Constant(1e-10), n=2), "years"),
     "rarer": (lambda: draw_schedule(Poisson(1e-320), n=2), "years"),
+    "many turns": (
+        lambda: draw_schedule(Constant(1), n=MOST_REQUESTS // 10, conversation=Conversation(11)),
+        "at most 20,000,000 turns in all; not 22,000,000",
+    ),
+    "no servers": (lambda: draw_schedule(Constant(1), n=1, servers=0), "servers must be a whole number"),
     "hopelessly bursty": (lambda: draw_schedule(Gamma(1, 1e-320), n=2), "years"),
 }  # fmt: skip
 
