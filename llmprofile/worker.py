@@ -170,6 +170,9 @@ def _quiet_process() -> Any:
 
 Said = tuple[Message, ...]
 
+FIRE_NS = 1_000_000
+"""After so long of sending, what has arrived is read before the rest is sent: a long prompt takes milliseconds."""
+
 
 class _Worker:
     """The pacing of one worker: starts requests when they are due, and keeps the books.
@@ -249,14 +252,15 @@ class _Worker:
 
     def _fire(self) -> None:
         """Start what is due; a late request is sent at once, and its lateness shows."""
-        slots = self.job.slots
+        slots, pause_ns = self.job.slots, monotonic_ns() + FIRE_NS
         if self.timer is not None:
             self.timer.cancel()
         while self.queue and not self.stopped:
             due_ns, k, before = self.queue[0]
             if slots is not None and self.in_flight >= slots:
                 return  # the request whose slot gets free calls again
-            if due_ns > monotonic_ns():
+            now_ns = monotonic_ns()
+            if due_ns > now_ns or now_ns > pause_ns:
                 self.timer = self.loop.call_at(due_ns / NS_PER_S, self._fire)
                 return
             heapq.heappop(self.queue)
