@@ -179,7 +179,8 @@ class _Worker:
 
     `queue` holds what is due by time: (due, position in the job, what was said before), of an open loop the next
     conversation to begin and any turns whose user is thinking. `talks` holds the requests in flight that have a turn
-    after them, with all that was said. Answers are read for it in the writer's thread, off the loop.
+    after them, with all that was said. Answers are read for it in a thread beside the writer's: no
+    turn waits for a flush.
     """
 
     def __init__(self, job: Job, selector: CycleSelector) -> None:
@@ -204,7 +205,7 @@ class _Worker:
         self.over = asyncio.Event()
         job = self.job
         stamping = job.links[0].stamps and stamps_work()
-        with keep_stamping(), ThreadPoolExecutor(1) as self.thread:
+        with keep_stamping(), ThreadPoolExecutor(2) as self.threads:
             self.writer = CaptureWriter(job.folder, job.worker)
             links = map(_with_tls, job.targets, job.links)
             self.clients = [CLIENTS[job.client](link, self._done) for link in links]
@@ -306,7 +307,7 @@ class _Worker:
             self._close(at_ns)
         else:
             reads = [data for *_, data in exchange.reads]
-            reading = self.loop.run_in_executor(self.thread, text_if_ok, exchange.ended, reads)
+            reading = self.loop.run_in_executor(self.threads, text_if_ok, exchange.ended, reads)
             reading.add_done_callback(functools.partial(self._go_on, at_ns, *talk))
         if self.due_ns is not None and self.job.slots is not None:
             self.loop.call_soon(self._fire)
@@ -369,7 +370,7 @@ class _Worker:
         rows, self.rows = self.rows, []
         clock, self.clock = self.clock.tobytes(), array("q")
         write = self.writer.write
-        self.flushing = self.loop.run_in_executor(self.thread, write, rows, self.selector.take_cycles(), clock)
+        self.flushing = self.loop.run_in_executor(self.threads, write, rows, self.selector.take_cycles(), clock)
         self.flushing.add_done_callback(self._note_failure)
 
     def _note_failure(self, flushing: asyncio.Future[None]) -> None:

@@ -378,7 +378,7 @@ def draw_schedule(
         server=own % whole("servers", servers),
         conversation=own,
         turn=turn,
-        think_s=np.zeros(len(own)) if conversation is None else conversation.think_s.sample(len(own), draws[6]),
+        think_s=_think_s(conversation, len(own), draws[6]),
         pick=pick,
         slots=slots,
     )
@@ -407,11 +407,18 @@ def _turns(conversation: Conversation | None, n: int, rng: np.random.Generator, 
     if conversation is None:
         return np.ones(n, np.int64)
     turns = as_lengths("turns", conversation.turns).draw(n, rng)
-    if open_ended:
+    if open_ended and turns[0] <= MOST_CLOSED_REQUESTS:
         return turns[np.cumsum(turns) <= MOST_CLOSED_REQUESTS]
     if turns.sum() > MOST_REQUESTS:
         raise UsageError(f"conversations must have at most {MOST_REQUESTS:,} turns in all; not {turns.sum():,}")
     return turns
+
+
+def _think_s(conversation: Conversation | None, n: int, rng: np.random.Generator) -> Floats:
+    think_s: Floats = np.zeros(n) if conversation is None else conversation.think_s.sample(n, rng)
+    if not think_s.max() <= LATEST_DUE_S:
+        raise UsageError("think_s must be at most a hundred years, however it is drawn")
+    return think_s
 
 
 def _pick(prompts: PromptSource | None, own: Ints, turn: Ints, rng: np.random.Generator) -> Ints:

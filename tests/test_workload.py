@@ -461,6 +461,14 @@ SENTENCES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: draw_schedule(Constant(1), n=MOST_REQUESTS // 10, conversation=Conversation(11)),
         "at most 20,000,000 turns in all; not 22,000,000",
     ),
+    "endless talk": (
+        lambda: draw_schedule(ClosedLoop(9), duration_s=9, conversation=Conversation(MOST_TOKENS)),
+        "at most 20,000,000 turns in all",
+    ),
+    "long thinking": (
+        lambda: draw_schedule(Constant(1), n=1, conversation=Conversation(2, think_s=1e12)),
+        "think_s must be at most a hundred years",
+    ),
     "no servers": (lambda: draw_schedule(Constant(1), n=1, servers=0), "servers must be a whole number"),
     "hopelessly bursty": (lambda: draw_schedule(Gamma(1, 1e-320), n=2), "years"),
 }  # fmt: skip
