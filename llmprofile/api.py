@@ -109,7 +109,7 @@ class Target:
 
     def __repr__(self) -> str:
         path, mark, _ = self.path.partition("?")  # a query may hold a key, too
-        where = f"{self.scheme}://{_authority(self.scheme, self.host, self.port)}{path}{mark and '?...'}"
+        where = f"{self.scheme}://{authority(self.scheme, self.host, self.port)}{path}{mark and '?...'}"
         names = ", ".join(name for name, _ in self.headers) or "none"
         return f"Target({where}, {self.kind}, headers: {names}, verify={self.verify}, ca_file={self.ca_file!r})"
 
@@ -148,7 +148,7 @@ def parse_target(
     Target(http://127.0.0.1:8000/v1/chat/completions, chat, headers: none, verify=True, ca_file=None)
     """
     scheme, host, port, path = _split_url(url)
-    kind = _kind(path, f"{scheme}://{_authority(scheme, host, port)}")
+    kind = _kind(path, f"{scheme}://{authority(scheme, host, port)}")
     pairs = _headers(headers.items() if isinstance(headers, Mapping) else headers)
     if api_key_env is not None:
         if any(name.lower() == "authorization" for name, _ in pairs):
@@ -190,7 +190,14 @@ def _port(parts: urllib.parse.SplitResult) -> int:
     return port
 
 
-def _authority(scheme: str, host: str, port: int) -> str:
+def authority(scheme: str, host: str, port: int) -> str:
+    """Host and port as a URL has them: an IPv6 address in brackets, the port where it isn't the usual one.
+
+    Examples
+    --------
+    >>> authority("http", "::1", 8000), authority("https", "h", 443)
+    ('[::1]:8000', 'h')
+    """
     name = f"[{host.partition('%')[0]}]" if ":" in host else host  # a zone is known on this machine only
     return name if port == _PORTS[scheme] else f"{name}:{port}"
 
@@ -328,7 +335,7 @@ def request_head(target: Target) -> bytes:
     >>> request_head(parse_target("http://[::1]:8000/v1/completions")).split(b"\r\n")[:2]
     [b'POST /v1/completions HTTP/1.1', b'Host: [::1]:8000']
     """
-    host = _authority(target.scheme, target.host, target.port)
+    host = authority(target.scheme, target.host, target.port)
     lines = [f"POST {target.path} HTTP/1.1", f"Host: {host}"]
     lines += [f"{name}: {value}" for name, value in request_headers(target)]
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")

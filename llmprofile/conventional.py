@@ -114,6 +114,8 @@ class ConventionalClient:
             headers=dict(link.headers),
             skip_auto_headers=("Accept-Encoding",),
             timeout=aiohttp.ClientTimeout(total=link.timeout_s, connect=link.connect_timeout_s),
+            proxy=None if link.proxy is None else str(link.proxy),
+            proxy_auth=None if link.proxy is None or link.proxy.login is None else aiohttp.BasicAuth(*link.proxy.login),
         )
 
     async def warm(self, connections: int) -> None:

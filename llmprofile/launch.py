@@ -22,6 +22,7 @@ from llmprofile.errors import UsageError, one_of, positive, whole
 from llmprofile.machine import interface_facts, machine_facts, proxies_ignored, versions
 from llmprofile.preflight import check_descriptors, check_folder, first_model, reach
 from llmprofile.prompts import PromptFile, PromptSource
+from llmprofile.proxies import parse_proxy
 from llmprofile.records import FORMAT, Run
 from llmprofile.scrape import check_page, metrics_target
 from llmprofile.supervise import Load
@@ -56,6 +57,7 @@ def start_load(
     sampling_seed: int | None = None,
     extra_body: Mapping[str, Any] | None = None,
     headers: Mapping[str, str] | Iterable[str] = (),
+    proxy: str | None = None,
     api_key_env: str | None = None,
     ca_file: str | None = None,
     verify: bool = True,
@@ -110,6 +112,9 @@ def start_load(
     extra_body : mapping, optional
         More fields of the request's JSON.
     headers : mapping or "Name: value" lines
+    proxy : str, optional
+        http://host:port of an HTTP proxy, or "environment" for the one that the environment names; none by default,
+        whatever the environment says.
     api_key_env : str, optional
         The environment variable that holds the key.
     ca_file, verify
@@ -156,8 +161,10 @@ def start_load(
     run_id = secrets.token_hex(4)
     folder = check_folder(out, f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{run_id}")
     of_links = {name: asked[name] for name in _LINKED}
-    links = tuple(dataclasses.replace(reach(target, connect_timeout_s), **of_links) for target in targets)
-    models = [model or first_model(target, connect_timeout_s) for target in targets]
+    ways = [(target, connect_timeout_s, parse_proxy(proxy, target)) for target in targets]
+    links = tuple(dataclasses.replace(reach(*way), **of_links) for way in ways)
+    models = [model or first_model(*way) for way in ways]
+    asked["proxy"] = " ".join(sorted({repr(way[2]) for way in ways if way[2]})) or None
     asked["model"] = models[0] if len(set(models)) == 1 else models
     bodies = tuple(body_template(target, name, **wording) for target, name in zip(targets, models, strict=True))
     meta = _meta(run_id, asked, arrivals, schedule)
@@ -232,7 +239,6 @@ def _meta(run_id: str, asked: dict[str, Any], arrivals: Arrivals, schedule: Sche
     plain |= {
         "headers": names,
         "rate_per_s": None if isinstance(arrivals, ClosedLoop) else arrivals.rate_per_s,
-        "proxy": None,
         "concurrency": arrivals.concurrency if isinstance(arrivals, ClosedLoop) else asked["max_in_flight"],
         "call": "run_load(" + ", ".join(f"{k}={v!r}" for k, v in asked.items() if k not in hidden) + ")",
     }
@@ -242,7 +248,7 @@ def _meta(run_id: str, asked: dict[str, Any], arrivals: Arrivals, schedule: Sche
         "run_id": run_id,
         "started_utc": datetime.now(UTC).isoformat(timespec="seconds"),
         "asked": plain,
-        "machine": machine_facts() | {"proxies_ignored": proxies_ignored()},
+        "machine": machine_facts() | {"proxies_ignored": [] if asked["proxy"] else proxies_ignored()},
         "versions": versions(),
         "ended": None,
         "outcomes": {},

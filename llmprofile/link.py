@@ -10,6 +10,7 @@ from typing import Any
 
 from llmprofile.clock import StampedSocket, stamped_socket
 from llmprofile.errors import UsageError
+from llmprofile.proxies import Proxy, is_open
 
 Address = tuple[int, tuple[Any, ...]]
 
@@ -22,11 +23,14 @@ class Link:
     ----------
     url : str
     addresses : tuple of (family, sockaddr)
-        All of the host's, tried in this order.
+        All of the host's, or of the proxy's before it, tried in this order.
     head : bytes
         The request's head up to the lines that differ from request to request.
     headers : tuple of (name, value)
         The same as pairs, for a client that writes its own head.
+    proxy : Proxy, optional
+    tunnel : bytes
+        What has the proxy open a way to the server; empty where none is needed.
     tls : SSLContext, optional
     server_hostname : str, optional
         The name that the certificate must bear.
@@ -46,6 +50,8 @@ class Link:
     addresses: tuple[Address, ...]
     head: bytes = field(repr=False)
     headers: tuple[tuple[str, str], ...] = field(repr=False)
+    proxy: Proxy | None = None
+    tunnel: bytes = field(default=b"", repr=False)
     tls: ssl.SSLContext | None = None
     server_hostname: str | None = None
     stamps: bool = True
@@ -90,6 +96,7 @@ async def connect(link: Link) -> StampedSocket:
         sock = stamped_socket(family, link.stamps)
         try:
             await asyncio.get_running_loop().sock_connect(sock, address)
+            await _open_tunnel(sock, link.tunnel)
         except OSError as error:
             sock.close()
             failure = error
@@ -99,3 +106,15 @@ async def connect(link: Link) -> StampedSocket:
         else:
             return sock
     raise failure
+
+
+async def _open_tunnel(sock: StampedSocket, request: bytes) -> None:
+    if not request:
+        return
+    loop, reply = asyncio.get_running_loop(), b""
+    await loop.sock_sendall(sock, request)
+    while not is_open(reply):
+        data = await loop.sock_recv(sock, 4096)
+        if not data:
+            raise OSError("the proxy closed the connection")
+        reply += data

@@ -154,7 +154,7 @@ class LoopFit:
         """
         costs: dict[str, Any] = {name: self.cost_s(name) for name in ("read", "handle", "send", "end")}
         costs |= {"poll": Stretches(self.poll_law), "wakeup": Stretches(self.wakeup_law)}
-        load = {"sends_s": sends_s, "streams": streams, "pauses_s": pauses_s, "ends": ends}
+        load: dict[str, Any] = {"sends_s": sends_s, "streams": streams, "pauses_s": pauses_s, "ends": ends}
         return simulate_loop(arrivals_s, **costs, **load, rng=rng)
 
     def mean_time_s(self, jobs_per_s: float) -> float:

@@ -95,7 +95,8 @@ class Service:
 
     def handle(self, connection: Connection, request: Request) -> None:
         """Answer one request, or begin to."""
-        path, _, query = request.target.partition("?")
+        where, _, query = request.target.partition("?")
+        path = where if where.startswith("/") else "/" + where.split("/", 3)[-1]  # a proxy may leave the whole URL
         if request.method == "POST" and (path in _PATHS or (self.script is not None and path in _SCRIPTED_PATHS)):
             self._begin(connection, request, "chat" in path)
             return
