@@ -65,6 +65,12 @@ def test_every_request_is_ok_and_every_token_has_its_event(name: str, load: Call
     assert len(lp.inter_token_s(run, "wire")) == rows["output_tokens"].sum() - len(rows)
 
 
+def test_some_answers_ended_by_themselves(load: Callable[[str], lp.Run]) -> None:
+    """Their last token is in the usage and has no text."""
+    run = load("llama-server/loaded")
+    assert (run.requests["output_tokens"] < run.meta["asked"]["output_tokens"]).sum() >= 5
+
+
 @pytest.mark.parametrize("name", ALONE)
 def test_prompts_have_the_tokens_that_the_engines_tokenizer_says(name: str, load: Callable[[str], lp.Run]) -> None:
     run = load(name)
