@@ -409,9 +409,9 @@ def _rivals(times: pd.DataFrame, load: Arrivals, batch_load: Arrivals, costs: Co
         name = PERIODIC_NAME if batch_load.periodic else POISSON_NAME
         means[name] = float(_simulated(batch_load, costs).mean())
     rng, n = np.random.default_rng(0), sum(len(jobs) for jobs in part.loops)
-    traces = [np.sort(ns_to_s(jobs.arrival_ns - part.from_ns)) for jobs in part.loops if len(jobs)]
+    traces = [np.sort(ns_to_s(jobs.arrival_ns - part.from_ns)) for jobs in part.loops]
     parts = [_through(trace, costs, rng) * (len(trace) / n) for trace in traces]
-    means[TRACE_NAME] = float(sum(times_s.mean() for times_s in parts))
+    means[TRACE_NAME] = float(sum(times_s.mean() for times_s in parts if len(times_s)))
     measured_s = _cell(times, "mean", "measured_s")
     frame = pd.DataFrame({"mean_s": pd.Series(means)})
     frame["error"] = frame["mean_s"] / measured_s - 1

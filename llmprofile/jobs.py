@@ -314,7 +314,8 @@ class Arrivals:
         sizes = self.sizes * int(share) + rng.binomial(self.sizes, share % 1)
         kept = float((sizes > 0).mean())
         scv = kept * self.gap_scv + 1 - kept  # a gap is a geometric number of the gaps before
-        return Arrivals(rate_per_s, sizes[sizes > 0], scv, self.spacing_s / min(1.0, share))
+        sizes = sizes[sizes > 0] if kept else np.ones(1, np.int64)  # at next to no rate jobs come one by one
+        return Arrivals(rate_per_s, sizes, scv, self.spacing_s / min(1.0, share))
 
 
 @dataclass(frozen=True, eq=False)
