@@ -237,7 +237,8 @@ class Conversation:
 
     The arrival law schedules conversations, and `n` counts them; lengths are drawn for each turn's new text and
     answer. A later turn is due when its user has thought, beginning when the client noticed the end of the answer. In
-    a closed loop a user holds one conversation at a time, thinking included.
+    a closed loop a user holds one conversation at a time, thinking included. Where there is nothing to think, the time
+    that the client takes to read the answer shows as lateness.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from llmprofile.errors import UsageError
-from llmprofile.jobs import VACATION_S, Jobs, loop_jobs, make_jobs
+from llmprofile.jobs import VACATION_S, Arrivals, Jobs, loop_jobs, make_jobs
 from llmprofile.records import CYCLES, EVENTS, REQUESTS, Run, to_frame
 
 US = 1000
@@ -127,3 +127,8 @@ def test_without_stamps_there_are_no_jobs() -> None:
     run = make_run(requests, {"request_id": [0], "seen_ns": [5]}, {"worker": []}, "stamped")
     with pytest.raises(UsageError, match="kernel stamps"):
         loop_jobs(run)
+
+
+def test_batches_that_all_thin_to_nothing_leave_single_jobs() -> None:
+    thinned = Arrivals(100.0, np.array([3, 2]), 1.0, 1e-4).at_rate(1e-7)
+    assert thinned.sizes.tolist() == [1] and thinned.batch_rate_per_s == 1e-7
