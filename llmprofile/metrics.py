@@ -134,7 +134,8 @@ def _tokens_note(run: Run, ok: pd.DataFrame) -> str:
     held = run.events.groupby("request_id")["tokens"].sum()
     said = ok.set_index("request_id")["output_tokens"]
     unlike = int((said.reindex(held.index).dropna() != held.reindex(said.dropna().index).dropna()).sum())
-    return f"{unlike} requests have more or fewer tokens than events: counted as one token an event" if unlike else ""
+    have = "request has" if unlike == 1 else "requests have"
+    return f"{unlike} {have} more or fewer tokens than events: counted as one token an event" if unlike else ""
 
 
 def _mean(column: pd.Series) -> float:

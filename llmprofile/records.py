@@ -116,6 +116,7 @@ def _headlines(meta: dict[str, Any]) -> list[str]:
     counts = ", ".join(f"{n} {outcome}" for outcome, n in meta["outcomes"].items())
     words = {"asked_per_s": "asked", "drawn_per_s": "drawn", "achieved_per_s": "achieved", "tokens_per_s": "tokens"}
     rates = [f"{show_rate(meta['rates'][k])} {word}" for k, word in words.items() if meta["rates"].get(k) is not None]
+    counts += f" ({meta['resent']} of them resent on a new connection)" if meta.get("resent") else ""
     ended = "" if meta["ended"] == "complete" else f"; {meta['ended'] or 'not collected'}"
     return [f"run {meta['run_id']}: {counts or 'nothing yet'}{ended}", ", ".join(rates), *_scrapes_missing(meta)]
 
@@ -144,6 +145,13 @@ def _label(row: dict[str, Any]) -> str:
     return LABELS.get(row["metric"], str(row["metric"]))
 
 
+def _repeats(row: dict[str, Any], summary: list[dict[str, Any]]) -> bool:
+    """Whether a row says of the first content what TTFT has said: no request began with reasoning."""
+    first = next((r for r in summary if r["metric"] == "ttft_s"), None)
+    same = ("n", "mean", "p50", "p99")
+    return row["metric"] == "first_content_s" and first is not None and all(row[k] == first[k] for k in same)
+
+
 SUMMARY_HEAD = ("n", "mean", "p50", "p90", "p99")
 
 
@@ -152,7 +160,7 @@ def summary_cells(summary: list[dict[str, Any]]) -> tuple[list[list[str]], list[
 
     Times are in the unit that reads best, with their intervals in brackets.
     """
-    shown = [row for row in summary if row["n"]]
+    shown = [row for row in summary if row["n"] and not _repeats(row, summary)]
     cells = [[_label(row), str(row["n"]), *(_with_interval(row, s) for s in SUMMARY_HEAD[1:])] for row in shown]
     owners: dict[str, list[str]] = {}
     for row in shown:

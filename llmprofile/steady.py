@@ -168,7 +168,7 @@ def steady_state(run: Run) -> Steadiness:
     if judged and (short := _too_short(run, judged)):
         return Steadiness(None, None, None, cut_s, drifted or rest, short)
     settled, window_ns = part is not None and part[1] == end_s, None if part is None else _stamps(part, origin_ns)
-    return Steadiness(settled, part, window_ns, cut_s, drifted or rest, _text(drifted, part, settled, metric))
+    return Steadiness(settled, part, window_ns, cut_s, drifted or rest, _text(run, drifted, part, settled, metric))
 
 
 def mser5(values: Floats) -> int:
@@ -290,13 +290,17 @@ def _window_text(window_s: tuple[float, float]) -> str:
     return f"from {show_time(window_s[0])} to {show_time(window_s[1])} after the first send"
 
 
-def _text(drifted: tuple[Trend, ...] | None, part: tuple[float, float] | None, settled: bool, metric: str) -> str:
+def _text(
+    run: Run, drifted: tuple[Trend, ...] | None, part: tuple[float, float] | None, settled: bool, metric: str
+) -> str:
     if drifted is None and part is not None:
         return f"Stationary {_window_text(part)}: neither {_name(metric)} nor the requests in flight drift."
     assert drifted is not None
     what = " and ".join(str(t) for t in drifted if t.drifts)
     if part is None:
-        rising = all(t.means[-1] > t.means[0] for t in drifted if t.drifts)
+        asked = run.meta["asked"]
+        closed = asked.get("rate_per_s") is None and asked.get("concurrency") is not None
+        rising = not closed and all(t.means[-1] > t.means[0] for t in drifted if t.drifts)
         remedy = "lower the rate, if the server can't keep up, or run for longer" if rising else "run for longer"
         return f"Never stationary: {what}; {remedy}."
     if settled:

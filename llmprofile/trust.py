@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from llmprofile.bias import LEAST_FOR_P99, bounded_first_tokens, metric_bias, own_clock, paired_latencies
+from llmprofile.bias import (
+    LEAST_FOR_P99,
+    bounded_first_tokens,
+    metric_bias,
+    own_clock,
+    paired_latencies,
+    reordered_note,
+)
 from llmprofile.errors import UsageError, one_of
 from llmprofile.estimate import MOST_PROCESSES, processes_needed
 from llmprofile.fitting import fit_batch
@@ -18,7 +25,7 @@ from llmprofile.markup import card
 from llmprofile.metrics import first_turns, run_clock
 from llmprofile.records import Run
 from llmprofile.steady import steady_state
-from llmprofile.units import show_rate, show_time
+from llmprofile.units import NS_PER_S, show_rate, show_time
 
 WORDS = ("trustworthy", "biased", "invalid")
 RATE_WITHIN = 0.02
@@ -27,6 +34,9 @@ BIAS_S, BIAS_SHARE = 0.0005, 0.01
 """What a mean TTFT or E2E may be off by: seconds, or a share of it if that is more."""
 MOST_FITTED = 200_000
 """Events of a biased run from which the processes that it needs are worked out."""
+STARVED_TIMES, STARVED_SHARE = 1.5, 0.01
+"""A client lacked a processor when its loop was at work for so many times its CPU time, and longer by such a share of
+the run: polls cost CPU time as well, so that the loop's own work is less, by rights."""
 _CHANGES = ("Ramp(", "Stages(", "Trace(")
 
 
@@ -294,8 +304,8 @@ def _beginning(run: Run) -> Run:
 
 
 def _notes(run: Run, clock: str, limits: _Limits) -> list[str]:
-    """A load that never was stationary; the client's own clock beside the wire; what could not be judged."""
-    notes = _drift_note(run)
+    """What disturbed the run; the client's own clock beside the wire; what could not be judged."""
+    notes = [*_starved_note(run), *_drift_note(run), *(f"Note: {note}" for note in reordered_note(run))]
     if clock == "wire":
         notes += _own_clock_note(_off(run, own_clock(run), limits))
     elif 0 < len(_ok(run)) < LEAST_FOR_P99:
@@ -303,6 +313,24 @@ def _notes(run: Run, clock: str, limits: _Limits) -> list[str]:
     if run.meta.get("clock_steps"):
         notes.append(f"Note: the wall clock was set {run.meta['clock_steps']} time(s) during the run; corrected.")
     return notes
+
+
+def _starved_note(run: Run) -> list[str]:
+    """That a worker's loop had work to do and no processor to do it on."""
+    awake_s, cpu_s, span_s = np.zeros(3)
+    for facts in run.meta.get("workers", []):
+        own = run.cycles[run.cycles["worker"] == facts["worker"]]
+        entered_ns, returned_ns = (own[f"poll_{name}_ns"].to_numpy(np.int64) for name in ("entered", "returned"))
+        if len(own):
+            awake_s += float((entered_ns[1:] - returned_ns[:-1]).sum()) / NS_PER_S
+            span_s += float(returned_ns[-1] - entered_ns[0]) / NS_PER_S
+            cpu_s += facts["cpu_s"]
+    if not (awake_s > STARVED_TIMES * cpu_s and awake_s - cpu_s > STARVED_SHARE * span_s):
+        return []
+    return [
+        f"Note: the client was at work for {show_time(awake_s)} and had a processor for {show_time(cpu_s)} of it: "
+        "something else took its cores, the server perhaps; give it cores of its own."
+    ]
 
 
 def _drift_note(run: Run) -> list[str]:

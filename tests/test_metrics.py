@@ -303,7 +303,7 @@ def test_tokens_that_events_do_not_account_for_are_noted() -> None:
     assert "tokens than events" not in summary(make_run()).loc["itl", "note"]
     more = np.array([4, 7, 4, 9, 4, 4, 4, 4, 4, 4, 4, 4])
     note = summary(make_run(output_tokens=more, failed=(3,))).loc["itl", "note"]
-    assert "1 requests have more or fewer tokens than events" in note
+    assert "1 request has more or fewer tokens than events" in note
 
 
 def test_a_summary_as_json_has_null_for_what_is_missing() -> None:

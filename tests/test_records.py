@@ -255,6 +255,17 @@ def test_a_damaged_table_is_said_so(folder: Path, share: float) -> None:
 # how a run shows itself
 
 
+def test_what_was_sent_again_is_said_and_first_content_only_where_it_is_not_the_first_token() -> None:
+    first = META["summary"][0]
+    meta = META | {"resent": 3, "summary": [first, first | {"metric": "first_content_s"}]}
+    text = repr(Run(None, meta, pd.DataFrame()))
+    assert "2 timeout (3 of them resent on a new connection)" in text
+    assert "first content" not in text
+    meta["summary"][1] |= {"mean": 0.07}
+    assert "first content" in repr(Run(None, meta, pd.DataFrame()))
+    assert "resent" not in repr(Run(None, META | {"resent": 0}, pd.DataFrame()))
+
+
 def test_a_run_shows_what_it_is() -> None:
     text = repr(Run(None, META, pd.DataFrame()))
     for part in ("biased: One thing. Another.", "0a1b2c3d", "98 ok", "2 timeout", "400/s asked", "wire clock"):

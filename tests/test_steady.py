@@ -145,6 +145,13 @@ def test_a_growing_queue_is_never_stationary(rho: float, n: int, least: float) -
     assert {t.series for f in never for t in f.trends if t.drifts} == {"ttft_s", "in_flight"}
 
 
+def test_users_who_wait_for_their_answers_have_no_rate_to_lower() -> None:
+    at_s, ttft_s = queue(1.2, 2000, 0, warm=0)
+    found = steady_state(make_run(at_s, ttft_s, rate_per_s=None, concurrency=8))
+    assert "Never stationary: " in found.sentence
+    assert found.sentence.endswith("; run for longer.")
+
+
 def decaying(n: int, seed: int, length_s: float) -> tuple[Floats, Floats]:
     """TTFT that starts at 1 s and settles at 0.2 s, exponentially; 10 requests a second."""
     rng = np.random.default_rng(seed)

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import llmprofile as lp
@@ -255,6 +256,23 @@ def test_a_queue_that_grows_is_said_and_no_fault_of_the_measurement() -> None:
     for arrivals in ("Ramp(1, 20, 120.0)", "Stages(stages=...)", "Trace('a.csv', speed=1)"):
         assert len(lp.verdict(queueing(0.2, arrivals=arrivals)).sentences) == 1
     assert len(lp.verdict(queueing(0.2, arrivals="Poisson(rate_per_s=10.0)")).sentences) == 2
+
+
+@pytest.mark.parametrize(("cpu_s", "starved"), [(0.13, True), (0.15, False)])
+def test_a_client_without_a_processor_says_so(cpu_s: float, starved: bool) -> None:
+    # 100 turns of 2 ms of work, 8 ms of sleep between them: 0.2 s at work
+    returned_ns = 10**12 + np.arange(101) * 10 * MS
+    cycles = pd.DataFrame({"worker": 0, "poll_entered_ns": returned_ns - 8 * MS, "poll_returned_ns": returned_ns})
+    run = with_meta(even(client="stamped"), workers=[{"worker": 0, "cpu_s": cpu_s}])
+    run = dataclasses.replace(run, _tables={"events": run.events, "cycles": cycles})
+    said = [s for s in lp.verdict(run).sentences if "had a processor for 130.0 ms of it: something else" in s]
+    assert len(said) == starved
+
+
+def test_reordered_packets_are_a_note() -> None:
+    reordered = np.arange(200) == 7
+    sentences = lp.verdict(with_column(even(client="stamped"), reordered=reordered)).sentences
+    assert sum(s.startswith("Note: 1 request saw packets reordered") for s in sentences) == 1
 
 
 def test_the_remedy_is_worked_out_from_the_beginning_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
