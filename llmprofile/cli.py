@@ -76,6 +76,7 @@ _OPTIONS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--salt", "salt", {"type": int, "metavar": "S", "help": "of the prompts' words; likewise"}),
     ("--client", "client", {"choices": ("stamped", "conventional"), "help": "(stamped)"}),
     ("--header", "headers", {"action": "append", "metavar": "'K: V'", "help": "may be given several times"}),
+    ("--proxy", "proxy", {"metavar": "URL", "help": "http://host:port, or 'environment'; none by default"}),
     ("--api-key-env", "api_key_env", {"metavar": "NAME", "help": "environment variable that holds the key"}),
     ("--timeout", "timeout_s", {"type": float, "metavar": "S", "help": "of a whole request (600)"}),
     ("--first-token-timeout", "first_token_timeout_s", {"type": float, "metavar": "S", "help": "(none)"}),
