@@ -103,7 +103,7 @@ def _shown(name: str, column: pd.Series) -> list[str]:
 
 
 def run_sweep(
-    url: str,
+    url: str | Sequence[str],
     rates_per_s: Sequence[float] | None = None,
     concurrencies: Sequence[int] | None = None,
     *,
@@ -117,7 +117,7 @@ def run_sweep(
 
     Parameters
     ----------
-    url : str
+    url : str, or a list of them
         As for `run_load`.
     rates_per_s : sequence of float, optional
         Of open loops.

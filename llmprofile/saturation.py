@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def _with_bounds(form: str, value: float, low: float, high: float) -> str:
 
 
 def find_saturation(
-    url: str,
+    url: str | Sequence[str],
     low_per_s: float,
     high_per_s: float,
     *,
@@ -133,7 +133,7 @@ def find_saturation(
 
     Parameters
     ----------
-    url : str
+    url : str, or a list of them
         As for `run_load`.
     low_per_s, high_per_s : float
         Where to look; both are tried first.

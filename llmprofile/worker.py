@@ -241,8 +241,7 @@ class _Worker:
             self._queue_next()
             self._fire()
         else:
-            for _ in range(min(job.slots or 1, len(self.firsts))):
-                self.loop.call_at(start_ns / NS_PER_S, self._open, start_ns)
+            self.loop.call_at(start_ns / NS_PER_S, self._open_users, start_ns, min(job.slots or 1, len(self.firsts)))
 
     def _queue_next(self) -> None:
         """Queue the next conversation of an open loop to begin."""
@@ -268,6 +267,15 @@ class _Worker:
             self._start(due_ns, k, before)
             if not before:
                 self._queue_next()
+
+    def _open_users(self, due_ns: int, users: int) -> None:
+        """Have the users of a closed loop begin, with pauses for what arrives meanwhile."""
+        pause_ns = monotonic_ns() + FIRE_NS
+        while users and monotonic_ns() <= pause_ns:
+            self._open(due_ns)
+            users -= 1
+        if users:
+            self.loop.call_soon(self._open_users, due_ns, users)
 
     def _open(self, due_ns: int) -> None:
         """Begin the next conversation of a closed loop, if there is one."""

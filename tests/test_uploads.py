@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,24 @@ import llmprofile as lp
 from harness import NAMES
 from llmprofile.traces import Trace
 
+LENGTHS = {"prompt_tokens": 100_000, "output_tokens": 4}
+AT_ONCE = Trace({"due_s": np.zeros(64), **{name: np.full(64, tokens) for name, tokens in LENGTHS.items()}})
 
-@pytest.mark.parametrize("ttft_s", [0.05, 0.5])
+
+@pytest.mark.parametrize(
+    ("ttft_s", "load"),
+    [
+        (0.05, {"arrivals": AT_ONCE}),
+        (0.5, {"arrivals": AT_ONCE}),
+        (0.05, {"arrivals": lp.ClosedLoop(64), "n": 64, **LENGTHS}),
+    ],
+    ids=["open, 50 ms", "open, 500 ms", "closed, 50 ms"],
+)
 @pytest.mark.parametrize("client", NAMES)
-def test_64_prompts_of_400_kb_at_once(client: str, ttft_s: float, tmp_path: Path) -> None:
+def test_64_prompts_of_400_kb_at_once(client: str, ttft_s: float, load: dict[str, Any], tmp_path: Path) -> None:
     """They take the server hundreds of milliseconds to read: each request's latency counts from its own first byte."""
-    lengths = {"prompt_tokens": np.full(64, 100_000), "output_tokens": np.full(64, 4)}
-    at_once = Trace({"due_s": np.zeros(64), **lengths})
     with lp.ReferenceServer(ttft_s=ttft_s, itl_s=0.002) as server:
-        made = lp.run_load(server.url, at_once, client=client, seed=1, out=tmp_path / "run", progress=False)
+        made = lp.run_load(server.url, **load, client=client, seed=1, out=tmp_path / "run", progress=False)
         truth = server.truth()
     assert made.meta["outcomes"] == {"ok": 64}
     requests = made.requests.set_index("request_id").sort_index()
