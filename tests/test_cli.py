@@ -178,6 +178,7 @@ def test_what_requests_say(server: lp.ReferenceServer, capsys: pytest.CaptureFix
         ("--rate 5 --requests 5 --extra-body [1]", "--extra-body must be a JSON object; not '[1]'"),
         ("--rate 5 --requests 5 --extra-body {", "--extra-body must be a JSON object: "),
         ("--rate 5 --requests 5 --scrape-metrics ftp://a", "scrape_metrics"),
+        ("--rate 5 --requests 5 --proxy ftp://a", "proxy"),
         ("--rate 5 --requests 5 --burstiness 2", "--burstiness goes with --arrivals gamma"),
         ("--rate 5 --requests 5 --arrivals gamma", "needs --burstiness"),
         ("--concurrency 5 --requests 5 --arrivals poisson", "--arrivals goes with --rate"),
