@@ -213,6 +213,8 @@ def _whole(response: http.client.HTTPResponse, sock: socket.socket, until_s: flo
             raise TimeoutError("timed out")
         if len(body) > MOST_BYTES:
             raise ValueError(f"the page is longer than {MOST_BYTES} bytes")
+        if response.isclosed():  # from Python 3.13 on an answer closes its socket with its last byte
+            break
         sock.settimeout(left_s)
     if response.length:
         raise ValueError("the page was cut short")

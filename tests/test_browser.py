@@ -230,10 +230,14 @@ def test_the_lesson_runs_and_its_explorer_follows_the_sliders(open_notebook: Cal
     handle.focus()
     for _ in range(4):
         notebook.page.keyboard.press("ArrowRight")
-    until("the explorer's number follows its slider", lambda: explored(explorer)["rho"] > before["rho"], 10)
+
+    def followed() -> bool:
+        now = explored(explorer)
+        return now["rho"] > before["rho"] and now["rho"] == pytest.approx(now["rate"] * 50 * 50e-6, abs=0.006)
+
+    until("the explorer's number follows its slider", followed, 10)
     after = explored(explorer)
     assert after["rate"] > before["rate"]
-    assert after["rho"] == pytest.approx(after["rate"] * 50 * 50e-6, abs=0.006)
     assert after["curve"] != before["curve"]
     notebook.check_clean()
 

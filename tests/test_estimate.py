@@ -47,7 +47,7 @@ def _run(at_ns: np.ndarray, arrived: np.ndarray, seen: np.ndarray, cycle: np.nda
     rows |= {
         f"{token}_{name}_ns": at for token in ("first", "last") for name, at in (("wire", arrived), ("seen", seen))
     }
-    requests = pd.DataFrame(rows).assign(bounded=pd.array([False] * n, "boolean"))
+    requests = pd.DataFrame(rows).assign(**dict.fromkeys(("bounded", "reordered"), pd.array([False] * n, "boolean")))
     for token in ("first", "last"):
         requests[f"{token}_wire_lo_ns"] = arrived
         requests[f"{token}_handled_ns"] = pd.array([pd.NA] * n, "Int64")

@@ -44,6 +44,7 @@ def make_run(client: str = "conventional", n: int = N, stamped: bool = True) -> 
     columns: dict[str, Any] = {"request_id": np.arange(n), "outcome": np.where(ok, "ok", "timeout"), **stamps}
     columns["output_tokens"] = np.where(ok, TOKENS, 0)
     columns["lateness_s"], columns["connect_s"] = (sent_ns - due_ns) / 1e9, np.nan
+    columns["reordered"] = pd.array([False] * n, "boolean")
     requests, events = pd.DataFrame(columns), []
     for clock, gap_s in zip(CLOCKS, (0.0, GAP_S, GAP_S), strict=True):
         there = ok & (stamped or clock != "wire") & (client == "conventional" or clock != "handled")

@@ -561,7 +561,7 @@ def test_it_shows_itself_like_its_constructor() -> None:
     [
         ({"ttft_s": -1}, "ttft_s must be a finite number of at least 0"),
         ({"itl_s": math.nan}, "itl_s must be a finite number of at least 0"),
-        ({"cv": "x"}, "cv must be a number"),
+        ({"cv": "x"}, "cv must be a finite number"),
         ({"itl_s": 0, "step": True}, "step=True needs an itl_s above 0"),
         ({"max_batch": 0}, "max_batch must be a whole number of at least 1"),
         ({"max_batch": 4, "step": True}, "don't go together"),
