@@ -291,7 +291,7 @@ SHORTER = {
     }
 }
 # These read recorded runs beside their own folder, and measure live when they are told to.
-_LIVE = {"LIVE = False": "LIVE = True", "SHARE = 0.75": "SHARE = 0.1"}
+_LIVE = {"LIVE = False": "LIVE = True", "SHARE = 0.75": "SHARE = 0.05"}
 TOY = {
     "02_reproduce_the_paper.ipynb": _LIVE | {"RHOS = (0.5, 0.7, 0.8, 0.9, 0.95)": "RHOS = (0.9,)"},
     "03_where_mg1_fails.ipynb": _LIVE,
