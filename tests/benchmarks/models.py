@@ -2,13 +2,14 @@
 
     python tests/benchmarks/models.py [--step] [--client conventional] [--rates 100 175 250 325 400] [--seconds 8]
         [--rounds 5]
+    python tests/benchmarks/models.py --step --seconds 5 --rates 80 100 125 160 200 250 320 400 450
 
 One client streams 50 tokens a request from the reference server (50 ms to the first token, 10 ms between tokens; CV 0.5
 and unsynchronised, or with --step a token for each running request at each decode step). The server keeps to the first
 core, the client to the second. In each round the rates come in a random order. Each model is fitted to each run, and
 predicts the mean time in the client (from the wire to handled, or seen) of the round's runs at the rates next to its
 own; a rate's prediction is the mean of those from its neighbours' fits: what an event costs differs between low rates
-and high ones. Others who use the machine disturb single runs: read medians and the spread over rounds.
+and high ones, so that rates close to each other predict each other best. Others who use the machine disturb single runs: read medians and the spread over rounds.
 """
 
 from __future__ import annotations
