@@ -9,7 +9,8 @@ and unsynchronised, or with --step a token for each running request at each deco
 core, the client to the second. In each round the rates come in a random order. Each model is fitted to each run, and
 predicts the mean time in the client (from the wire to handled, or seen) of the round's runs at the rates next to its
 own; a rate's prediction is the mean of those from its neighbours' fits: what an event costs differs between low rates
-and high ones, so that rates close to each other predict each other best. Others who use the machine disturb single runs: read medians and the spread over rounds.
+and high ones, so that rates close to each other predict each other best. Others who use the machine disturb single
+runs: read medians and the spread over rounds.
 """
 
 from __future__ import annotations
