@@ -16,7 +16,7 @@ import pandas as pd
 from llmprofile.latency import CLOCKS, LABELS, column_of, token_gaps
 from llmprofile.markup import card
 from llmprofile.metrics import QUANTILES, block_draws, block_length_s, known_arrivals
-from llmprofile.records import Run
+from llmprofile.records import Run, plain_ns
 from llmprofile.units import MISSING_NS, elapsed_s, ns_to_s, s_to_ns, show_time
 
 Floats = npt.NDArray[np.float64]
@@ -64,7 +64,7 @@ def _paired_rows(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     if metric == "tpot_s":  # it has no start: what the first token waited is taken off what the last one did
         parts = [np.zeros(len(rows)), on["seen"] - on["wire"], on["handled"] - on["seen"]]
     else:
-        sent_ns, begun_ns = _stamps(rows["sent_ns"]), _stamps(rows["begun_ns"])
+        sent_ns, begun_ns = plain_ns(rows["sent_ns"]), plain_ns(rows["begun_ns"])
         ends_ns = {clock: _end_ns(rows, metric, clock) for clock in CLOCKS}
         parts = [
             elapsed_s(sent_ns, begun_ns),
@@ -77,16 +77,12 @@ def _paired_rows(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
     return pd.DataFrame(on | dict(zip(PARTS, parts, strict=True)) | {"at_s": at_s})
 
 
-def _stamps(column: pd.Series) -> Ints:
-    return column.to_numpy(np.int64, na_value=MISSING_NS)
-
-
 def _end_ns(rows: pd.DataFrame, metric: str, clock: str) -> Ints:
     """When a latency ended. No column holds this of the first content: it is its start and its length again."""
     if metric != "first_content_s":
-        return _stamps(rows[f"{'first' if metric == 'ttft_s' else 'last'}_{clock}_ns"])
+        return plain_ns(rows[f"{'first' if metric == 'ttft_s' else 'last'}_{clock}_ns"])
     latency_s = rows[column_of(metric, clock)].to_numpy(float, na_value=np.nan)
-    start_ns = _stamps(rows["sent_ns" if clock == "wire" else "begun_ns"])
+    start_ns = plain_ns(rows["sent_ns" if clock == "wire" else "begun_ns"])
     known = ~np.isnan(latency_s) & (start_ns != MISSING_NS)
     # exact: a double holds the seconds of a month to the nanosecond
     length_ns = np.rint(np.where(known, latency_s, 0.0) * s_to_ns(1.0)).astype(np.int64)
@@ -97,7 +93,7 @@ def _paired_gaps(run: Run, rows: pd.DataFrame) -> pd.DataFrame:
     events = run.events
     ids, tokens = events["request_id"].to_numpy(np.int64), events["tokens"].to_numpy(np.int64)
     keep = np.repeat(np.isin(ids, rows["request_id"].to_numpy(np.int64)), tokens)
-    on = {clock: token_gaps(ids, _stamps(events[f"{clock}_ns"]), tokens)[0][keep] for clock in CLOCKS}
+    on = {clock: token_gaps(ids, plain_ns(events[f"{clock}_ns"]), tokens)[0][keep] for clock in CLOCKS}
     at_s = np.repeat(ns_to_s(events["seen_ns"].to_numpy(float, na_value=np.nan)), tokens)[keep]
     parts = [np.zeros(len(at_s)), on["seen"] - on["wire"], on["handled"] - on["seen"]]
     return pd.DataFrame(on | dict(zip(PARTS, parts, strict=True)) | {"at_s": at_s})
@@ -306,14 +302,14 @@ def bounded_first_tokens(run: Run) -> tuple[float, float]:
     """
     ok = run.requests[run.requests["outcome"] == "ok"]
     bounded = ok["bounded"].astype("boolean")
-    width_s = elapsed_s(_stamps(ok["first_wire_ns"]), _stamps(ok["first_wire_lo_ns"]))
+    width_s = elapsed_s(plain_ns(ok["first_wire_ns"]), plain_ns(ok["first_wire_lo_ns"]))
     return _mean(_values(bounded.astype("Float64"))), _mean(_known(width_s[bounded.fillna(False).to_numpy(bool)]))
 
 
 def _shared_reads(run: Run, ok: pd.DataFrame) -> float:
     """Share of the token events that came in one read with the next."""
     of_ok = run.events[run.events["request_id"].isin(ok["request_id"])]
-    ids, reads = (_stamps(of_ok[name]) for name in ("request_id", "read"))
+    ids, reads = (plain_ns(of_ok[name]) for name in ("request_id", "read"))
     shared = (ids[1:] == ids[:-1]) & (reads[1:] == reads[:-1]) & (reads[1:] != MISSING_NS)
     return float(shared.sum() / len(ids)) if len(ids) else 0.0
 

@@ -22,7 +22,7 @@ from llmprofile.errors import UsageError, positive
 from llmprofile.fitting import FitResult
 from llmprofile.latency import CLOCKS, LATENCIES, derive_latencies
 from llmprofile.loopfit import LoopFit
-from llmprofile.records import Run
+from llmprofile.records import Run, plain_ns
 from llmprofile.units import MISSING_NS, NS_PER_S, show_time
 
 Floats = npt.NDArray[np.float64]
@@ -117,7 +117,7 @@ def _arrivals_ns(run: Run, wakeup_s: float) -> Ints:
         arrival_ns[own] = _poll_arrivals_ns(turns, woken_ns)[events["cycle"].to_numpy(np.int64)[own]]
     # several polls may lie between a request's sending and its first token, but no token comes before the sending
     sent_ns = run.requests.set_index("request_id")["sent_ns"].reindex(events["request_id"])
-    return np.maximum(arrival_ns, sent_ns.to_numpy(np.int64, na_value=MISSING_NS))
+    return np.maximum(arrival_ns, plain_ns(sent_ns))
 
 
 def _poll_arrivals_ns(turns: pd.DataFrame, woken_ns: float) -> Ints:
@@ -149,7 +149,7 @@ def _as_if_stamped(run: Run, arrival_ns: Ints) -> Run:
         for clock in ("wire", "wire_lo"):
             requests[f"{name}_{clock}_ns"] = stamp.reindex(requests.index)
     stamps = {
-        f"{name}_ns": requests[f"{name}_ns"].to_numpy(np.int64, na_value=MISSING_NS)
+        f"{name}_ns": plain_ns(requests[f"{name}_ns"])
         for name in (
             "due",
             "begun",

@@ -16,7 +16,7 @@ import pandas as pd
 
 from llmprofile.errors import UsageError
 from llmprofile.metrics import BLOCKS_AT_LEAST, MOST_BLOCKS, block_length_s, known_arrivals
-from llmprofile.records import Run
+from llmprofile.records import Run, plain_ns
 from llmprofile.units import MISSING_NS, NS_PER_S, ns_to_s, show_time
 
 Floats = npt.NDArray[np.float64]
@@ -121,8 +121,8 @@ def _job_table(run: Run) -> pd.DataFrame:
         pd.DataFrame(
             {
                 "worker": frame["request_id"].map(worker_of).to_numpy(np.int64),
-                "arrival_ns": _plain(frame[arrival]),
-                "done_ns": _plain(end),
+                "arrival_ns": plain_ns(frame[arrival]),
+                "done_ns": plain_ns(end),
                 "is_send": np.full(len(frame), is_send),
             }
         )
@@ -132,10 +132,6 @@ def _job_table(run: Run) -> pd.DataFrame:
         )
     ]
     return pd.concat(parts, ignore_index=True)
-
-
-def _plain(column: pd.Series) -> Ints:
-    return column.to_numpy(np.int64, na_value=MISSING_NS)
 
 
 def make_jobs(worker: int, arrival_ns: Ints, done_ns: Ints, is_send: Bools, polls_ns: Ints, unplaced: int = 0) -> Jobs:

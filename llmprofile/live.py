@@ -116,6 +116,8 @@ class Figures:
         Requests that ended before their response did.
     rate_per_s, asked_per_s : float
         Requests sent per second so far, and asked for (NaN in a closed loop).
+    turns : bool
+        Whether what was asked for are conversations of several requests.
     slots : int or None
         The most requests that may be in flight.
     clock : str
@@ -142,6 +144,7 @@ class Figures:
     broken_off: int
     rate_per_s: float
     asked_per_s: float
+    turns: bool
     slots: int | None
     clock: str
     percentiles: dict[str, dict[str, float]]
@@ -391,6 +394,7 @@ class Live:
             broken_off=progress.failed,
             rate_per_s=self._rate_per_s,
             asked_per_s=math.nan if asked_per_s is None else asked_per_s,
+            turns=asked.get("conversation") is not None,
             slots=asked["concurrency"],
             clock=sample.clock,
             percentiles=sample.percentiles(),
@@ -457,7 +461,8 @@ def _how_many(f: Figures) -> str:
 def _asked(f: Figures) -> str:
     if math.isnan(f.asked_per_s):
         return f"closed loop of {f.slots:,}"
-    return f"{show_rate(f.asked_per_s)} asked" + (f", at most {f.slots:,} in flight" if f.slots else "")
+    what = "conversations asked" if f.turns else "asked"
+    return f"{show_rate(f.asked_per_s)} {what}" + (f", at most {f.slots:,} in flight" if f.slots else "")
 
 
 _STYLE = """<style>

@@ -21,7 +21,7 @@ from llmprofile.errors import UsageError, one_of, positive
 from llmprofile.gated import GatedLoop, LoopTimes, Stretches, simulate_loop
 from llmprofile.markup import card
 from llmprofile.metrics import known_arrivals
-from llmprofile.records import Run
+from llmprofile.records import Run, plain_ns
 from llmprofile.units import MISSING_NS, NS_PER_S, elapsed_s, show_rate, show_time
 
 Floats = npt.NDArray[np.float64]
@@ -336,7 +336,7 @@ def _workers(run: Run) -> Iterator[_Worker]:
 
 
 def _plain(frame: pd.DataFrame, names: Any) -> dict[str, Ints]:
-    return {name: frame[name].to_numpy(np.int64, na_value=MISSING_NS) for name in names}
+    return {name: plain_ns(frame[name]) for name in names}
 
 
 @dataclass(frozen=True)

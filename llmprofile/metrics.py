@@ -16,8 +16,7 @@ from scipy import sparse
 
 from llmprofile.errors import one_of
 from llmprofile.latency import CLOCKS, LABELS, LATENCIES, column_of, token_gaps
-from llmprofile.records import Run
-from llmprofile.units import MISSING_NS
+from llmprofile.records import Run, plain_ns
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -85,7 +84,7 @@ def inter_token_s(run: Run, clock: str) -> pd.DataFrame:
     ok_ids = run.requests.loc[run.requests["outcome"] == "ok", "request_id"].to_numpy(np.int64)
     events = run.events
     ids = events["request_id"].to_numpy(np.int64)
-    at_ns = events[f"{one_of('clock', clock, CLOCKS)}_ns"].to_numpy(np.int64, na_value=MISSING_NS)
+    at_ns = plain_ns(events[f"{one_of('clock', clock, CLOCKS)}_ns"])
     gap_s, tokens = token_gaps(ids, at_ns, events["tokens"].to_numpy(np.int64))
     keep = np.repeat(np.isin(ids, ok_ids), tokens) & ~np.isnan(gap_s)
     frame = {"request_id": np.repeat(ids, tokens), "itl_s": gap_s, "at_ns": np.repeat(at_ns, tokens)}

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,7 +21,7 @@ import pyarrow.parquet as pq
 from llmprofile.errors import UsageError
 from llmprofile.latency import CLOCKS, LABELS, LATENCIES, SUFFIX
 from llmprofile.markup import card
-from llmprofile.units import show_rate, show_time
+from llmprofile.units import MISSING_NS, show_rate, show_time
 
 FORMAT = 1
 OUTCOMES = (
@@ -189,6 +191,17 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
     """An Arrow table as a frame whose integers stay integers when some are missing (`Int64`)."""
     kinds = {pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
     return table.to_pandas(types_mapper=kinds.get)
+
+
+def plain_ns(stamps: pd.Series) -> npt.NDArray[np.int64]:
+    """A column of stamps as plain integers, (n,) ns; MISSING_NS where there is none.
+
+    Examples
+    --------
+    >>> plain_ns(pd.Series([5, None], dtype="Int64")).tolist() == [5, MISSING_NS]
+    True
+    """
+    return stamps.to_numpy(np.int64, na_value=MISSING_NS)
 
 
 def write_json(folder: Path, meta: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pandas as pd
 
 from llmprofile.errors import UsageError
-from llmprofile.records import Run, read_table
-from llmprofile.units import MISSING_NS, elapsed_s
+from llmprofile.records import Run, plain_ns, read_table
+from llmprofile.units import elapsed_s
 
 Floats = npt.NDArray[np.float64]
 
@@ -116,9 +116,7 @@ def timing_differences(run: Run) -> pd.DataFrame:
     timed = ~np.isnan(server_ttft_s)
     if not timed.any():
         raise UsageError("no answer of this run holds timings of its server")
-    first_ns, last_ns = (
-        requests[f"{name}_wire_ns"].to_numpy(np.int64, na_value=MISSING_NS)[timed] for name in ("first", "last")
-    )
+    first_ns, last_ns = (plain_ns(requests[f"{name}_wire_ns"])[timed] for name in ("first", "last"))
     ttft_s, generation_s = requests["ttft_s"].to_numpy(float)[timed], elapsed_s(last_ns, first_ns)
     server_generation_s = _column(requests, "server_generation_s")[timed]
     return pd.DataFrame(

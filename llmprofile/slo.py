@@ -15,8 +15,8 @@ from llmprofile.errors import UsageError, one_of, positive
 from llmprofile.latency import CLOCKS, LABELS, column_of
 from llmprofile.markup import card
 from llmprofile.metrics import block_draws, block_length_s, first_turns, rates, run_clock
-from llmprofile.records import Run
-from llmprofile.units import MISSING_NS, elapsed_s, show_rate, show_time
+from llmprofile.records import Run, plain_ns
+from llmprofile.units import elapsed_s, show_rate, show_time
 
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
@@ -295,7 +295,7 @@ def _undecided(run: Run, limits: Mapping[str, float], latencies_s: Floats) -> in
     """Requests that would meet all limits if their bounded first token had come as early as it can have."""
     if "ttft_s" not in limits:
         return 0
-    lo_ns, sent_ns = (run.requests[c].to_numpy(np.int64, na_value=MISSING_NS) for c in ("first_wire_lo_ns", "sent_ns"))
+    lo_ns, sent_ns = (plain_ns(run.requests[c]) for c in ("first_wire_lo_ns", "sent_ns"))
     bounded = run.requests["bounded"].fillna(False).to_numpy(bool)
     at_best_s = np.where(bounded & _is_ok(run), elapsed_s(lo_ns, sent_ns), np.nan)
     earliest_s = latencies_s.copy()

@@ -11,7 +11,7 @@ import pandas as pd
 
 from llmprofile.errors import UsageError, not_negative
 from llmprofile.metrics import first_turns, rates, summarise
-from llmprofile.records import OUTCOMES, Run
+from llmprofile.records import OUTCOMES, Run, plain_ns
 from llmprofile.trust import verdict
 from llmprofile.units import MISSING_NS, NS_PER_S, ns_to_s, s_to_ns, show_time
 
@@ -125,7 +125,7 @@ def due_between(run: Run, from_ns: int, until_ns: int) -> npt.NDArray[np.bool_]:
 
 def _due_ns(run: Run) -> Ints:
     """When each request was due, or began where nobody knows (another tool's run)."""
-    return run.requests["due_ns"].fillna(run.requests["begun_ns"]).to_numpy(np.int64, na_value=MISSING_NS)
+    return plain_ns(run.requests["due_ns"].fillna(run.requests["begun_ns"]))
 
 
 def _drawn_per_s(run: Run, requests: pd.DataFrame) -> float:
@@ -160,4 +160,4 @@ def _token_times(run: Run) -> tuple[Ints, Floats]:
     )
     counted = np.concatenate([tokens, whole["output_tokens"].to_numpy(float, na_value=np.nan)])
     known = at_ns.notna().to_numpy(bool) & ~np.isnan(counted)
-    return at_ns.to_numpy(np.int64, na_value=MISSING_NS)[known], counted[known]
+    return plain_ns(at_ns)[known], counted[known]

@@ -239,6 +239,12 @@ def test_failed_requests_are_counted_and_their_text_is_escaped(recorded: Record)
     assert "run 0&lt;1" in html
 
 
+def test_what_is_asked_of_conversations_is_said_to_be_of_them(recorded: Record) -> None:
+    for asked, said in (({}, "100/s asked"), ({"conversation": "Conversation(3, 1.0)"}, "100/s conversations asked")):
+        figures = Live(recorded(**asked)).update()
+        assert said in as_line(figures) and said in as_html(figures)
+
+
 def test_closed_loops_have_no_rate_asked(recorded: Record) -> None:
     load = recorded(rate_per_s=None, concurrency=8)
     figures = Live(load).update()
