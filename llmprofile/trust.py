@@ -316,10 +316,11 @@ def _notes(run: Run, clock: str, limits: _Limits) -> list[str]:
 
 
 def _starved_note(run: Run) -> list[str]:
-    """That a worker's loop had work to do and no processor to do it on."""
+    """That a worker's loop had work to do and no processor to do it on; what came before the load doesn't count."""
     awake_s, cpu_s, span_s = np.zeros(3)
+    cycles = run.cycles[(run.cycles["poll_entered_ns"] >= run.requests["begun_ns"].min()).fillna(False)]
     for facts in run.meta.get("workers", []):
-        own = run.cycles[run.cycles["worker"] == facts["worker"]]
+        own = cycles[cycles["worker"] == facts["worker"]]
         entered_ns, returned_ns = (own[f"poll_{name}_ns"].to_numpy(np.int64) for name in ("entered", "returned"))
         if len(own):
             awake_s += float((entered_ns[1:] - returned_ns[:-1]).sum()) / NS_PER_S

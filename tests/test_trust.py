@@ -260,12 +260,13 @@ def test_a_queue_that_grows_is_said_and_no_fault_of_the_measurement() -> None:
 
 @pytest.mark.parametrize(("cpu_s", "starved"), [(0.13, True), (0.15, False)])
 def test_a_client_without_a_processor_says_so(cpu_s: float, starved: bool) -> None:
-    # 100 turns of 2 ms of work, 8 ms of sleep between them: 0.2 s at work
-    returned_ns = 10**12 + np.arange(101) * 10 * MS
-    cycles = pd.DataFrame({"worker": 0, "poll_entered_ns": returned_ns - 8 * MS, "poll_returned_ns": returned_ns})
     run = with_meta(even(client="stamped"), workers=[{"worker": 0, "cpu_s": cpu_s}])
+    # 100 turns of 2 ms of work, 8 ms of sleep between them: 0.2 s at work; before the load it took 0.5 s to get ready
+    returned_ns = int(run.requests["begun_ns"].min()) + np.array([-600, -20, *range(10, 1020, 10)]) * MS
+    entered_ns = returned_ns - np.array([1, 80, *[8] * 101]) * MS
+    cycles = pd.DataFrame({"worker": 0, "poll_entered_ns": entered_ns, "poll_returned_ns": returned_ns})
     run = dataclasses.replace(run, _tables={"events": run.events, "cycles": cycles})
-    said = [s for s in lp.verdict(run).sentences if "had a processor for 130.0 ms of it: something else" in s]
+    said = [s for s in lp.verdict(run).sentences if "at work for 200.0 ms and had a processor for 130.0 ms" in s]
     assert len(said) == starved
 
 
