@@ -15,7 +15,7 @@ from certificates import TlsFiles
 from harness import NAMES, Sender, link_to, run
 from llmprofile.link import Link
 from test_clients import body
-from tun import wire
+from tun import own_network, wire
 
 MORE_S = 0.05
 WITHIN_S = 0.005
@@ -38,6 +38,7 @@ def tls_server(more_s: float, tls_files: TlsFiles, **options: Any) -> Iterator[L
 def far_server(more_s: float, tls_files: TlsFiles, **options: Any) -> Iterator[Link]:
     """The first packet of each TCP connection is late."""
     with (
+        own_network(),
         lp.ReferenceServer(ttft_s=0.02, itl_s=0.002, host="0.0.0.0") as server,
         wire(int(server.base_url.rpartition(":")[2]), connect_s=more_s) as wired,
     ):

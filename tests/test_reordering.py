@@ -18,7 +18,7 @@ from harness import NAMES, Sender, exchange, link_to, run
 from joined import tokens_beside_truth
 from llmprofile.jobs import loop_jobs
 from test_clients import body
-from tun import Wire, wire
+from tun import Wire, own_network, wire
 
 TTFT_S, ITL_S = 0.03, 0.01
 HOLD_S = 4.5 * ITL_S
@@ -27,7 +27,13 @@ TOKENS = 20
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[lp.ReferenceServer]:
+def network() -> Iterator[None]:
+    with own_network():
+        yield
+
+
+@pytest.fixture(scope="module")
+def server(network: None) -> Iterator[lp.ReferenceServer]:
     with lp.ReferenceServer(ttft_s=TTFT_S, itl_s=ITL_S, host="0.0.0.0") as server:
         yield server
 

@@ -2,12 +2,14 @@
 
 The device has the address `HERE`. What is sent to `THERE` comes out of it, and goes back in with source and
 destination swapped: so a client that connects to `THERE` reaches the server that listens at `HERE`, and each sees
-the other at `THERE`. Swapping leaves all checksums as they were. Run as a program, this is the relay.
+the other at `THERE`. Swapping leaves all checksums as they were. Run as a program, this is the relay. Both addresses
+are in a network namespace of the tests' own: nothing outside has to do with them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import heapq
 import itertools
@@ -21,13 +23,39 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from joblib.externals.loky import get_reusable_executor
 
 _TUNSETIFF, _IFF_TUN_NO_PI, _IFF_UP = 0x400454CA, 0x1001, 1
 _SIOCSIFFLAGS, _SIOCSIFADDR, _SIOCSIFNETMASK = 0x8914, 0x8916, 0x891C
 _SYN, _ACK = 2, 16
+_CLONE_NEWNET = 0x40000000
+
+
+@contextlib.contextmanager
+def own_network() -> Iterator[None]:
+    """A network namespace for this thread and all that it starts; skips the test where there can be none."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "unshare"):
+        pytest.skip("a network of the test's own needs Linux")
+    with Path("/proc/thread-self/ns/net").open() as before:
+        if libc.unshare(_CLONE_NEWNET):
+            pytest.skip(f"a network of the test's own needs root: {os.strerror(ctypes.get_errno())}")
+        try:
+            get_reusable_executor().shutdown()  # workers that are there already live in the network before
+            _bring_up(b"lo")
+            yield
+        finally:
+            get_reusable_executor().shutdown()
+            assert libc.setns(before.fileno(), _CLONE_NEWNET) == 0
+
+
+def _bring_up(name: bytes) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
+        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", name, _IFF_UP))
 
 
 @dataclass(frozen=True)
@@ -54,7 +82,7 @@ class Disturbance:
 
 @contextlib.contextmanager
 def wire(port: int, **disturbance: Any) -> Iterator[Wire]:
-    """A wire to the server that listens on this port of all addresses; skips the test where there can be none."""
+    """A wire, in `own_network`, to the server that listens on this port; skips the test where there can be none."""
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         pytest.skip("a wire that disturbs packets needs /dev/net/tun, and to be root")
     asked = json.dumps({"port": port, "net": os.getpid() % 256} | asdict(Disturbance(**disturbance)))
@@ -95,7 +123,7 @@ def _device(net: int) -> tuple[int, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for what, address in ((_SIOCSIFADDR, here), (_SIOCSIFNETMASK, "255.255.255.0")):
             fcntl.ioctl(control, what, struct.pack("16sHH4s16x", name, socket.AF_INET, 0, socket.inet_aton(address)))
-        fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH22x", name, _IFF_UP))
+    _bring_up(name)
     return tun, there
 
 
