@@ -25,6 +25,7 @@ from llmprofile.sse import EventParser, LineParser, event_parser
 from llmprofile.units import s_to_ns
 
 _current: contextvars.ContextVar[Exchange] = contextvars.ContextVar("exchange")
+_STOPPED = ("cancelled", "the run was stopped")
 _LOST = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 
 
@@ -125,6 +126,12 @@ class ConventionalClient:
         """Send a request now, in a task of its own. `name` is its X-Request-Id."""
         task = asyncio.get_running_loop().create_task(self._run(exchange, name.decode(), body))
         self._tasks[exchange] = task
+        task.add_done_callback(functools.partial(self._never_begun, exchange))
+
+    def _never_begun(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
+        # a task that is cancelled before its first step runs none of its code
+        if self._tasks.get(exchange) is task:
+            self._finish(exchange, *_STOPPED)
 
     async def _run(self, exchange: Exchange, name: str, body: bytes) -> None:
         if not exchange.resent:
@@ -134,7 +141,7 @@ class ConventionalClient:
             await self._post(exchange, name, body)
             ending, error = "complete", None
         except asyncio.CancelledError:
-            ending, error = "cancelled", "the run was stopped"
+            ending, error = _STOPPED
         except Exception as failure:  # noqa: BLE001  whatever else aiohttp raises ends this request, not the run
             # a kept-alive connection that was closed before a byte of an answer says nothing about the request
             if isinstance(failure, _LOST) and not exchange.reads and exchange.reused and not exchange.resent:
@@ -143,6 +150,9 @@ class ConventionalClient:
                 self.start(exchange, name.encode(), body)
                 return
             ending, error = self._failed(exchange, failure)
+        self._finish(exchange, ending, error)
+
+    def _finish(self, exchange: Exchange, ending: str, error: str | None) -> None:
         self._connector.release_exchange(exchange)
         exchange.ended, exchange.error = ending, error
         del self._tasks[exchange]

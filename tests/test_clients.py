@@ -208,6 +208,21 @@ def test_cancelled_in_flight(server: lp.ReferenceServer, client: str, tmp_path: 
 
 
 @pytest.mark.parametrize("client", NAMES)
+def test_a_stop_ends_what_has_just_been_started_as_well(
+    server: lp.ReferenceServer, client: str, tmp_path: Path
+) -> None:
+    async def act(sender: Sender) -> None:
+        for _ in range(3):  # no turn of the loop between them and the stop
+            sender.start(body())
+        sender.client.cancel()
+        await sender.all_done(5.0)
+
+    requests, _ = run(client, link_to(server.url), tmp_path, act)
+    assert requests["outcome"].tolist() == ["cancelled"] * 3
+    assert requests["error"].tolist() == ["the run was stopped"] * 3
+
+
+@pytest.mark.parametrize("client", NAMES)
 def test_what_is_not_http(client: str, tmp_path: Path) -> None:
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
