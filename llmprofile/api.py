@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import json
-import math
 import os
 import re
 import ssl
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmprofile.errors import UsageError, one_of, whole
+from llmprofile.errors import UsageError, not_negative, one_of, whole
 
 _PORTS = {"http": 80, "https": 443}
 _REFUSED = {
@@ -109,7 +108,7 @@ class Target:
 
     def __repr__(self) -> str:
         path, mark, _ = self.path.partition("?")  # a query may hold a key, too
-        where = f"{self.scheme}://{authority(self.scheme, self.host, self.port)}{path}{mark and '?...'}"
+        where = f"{origin(self.scheme, self.host, self.port)}{path}{mark and '?...'}"
         names = ", ".join(name for name, _ in self.headers) or "none"
         return f"Target({where}, {self.kind}, headers: {names}, verify={self.verify}, ca_file={self.ca_file!r})"
 
@@ -148,7 +147,7 @@ def parse_target(
     Target(http://127.0.0.1:8000/v1/chat/completions, chat, headers: none, verify=True, ca_file=None)
     """
     scheme, host, port, path = _split_url(url)
-    kind = _kind(path, f"{scheme}://{authority(scheme, host, port)}")
+    kind = _kind(path, origin(scheme, host, port))
     pairs = _headers(headers.items() if isinstance(headers, Mapping) else headers)
     if api_key_env is not None:
         if any(name.lower() == "authorization" for name, _ in pairs):
@@ -190,14 +189,18 @@ def _port(parts: urllib.parse.SplitResult) -> int:
     return port
 
 
-def authority(scheme: str, host: str, port: int) -> str:
-    """Host and port as a URL has them: an IPv6 address in brackets, the port where it isn't the usual one.
+def origin(scheme: str, host: str, port: int) -> str:
+    """A URL up to its path: an IPv6 address in brackets, the port where it isn't the usual one.
 
     Examples
     --------
-    >>> authority("http", "::1", 8000), authority("https", "h", 443)
-    ('[::1]:8000', 'h')
+    >>> origin("http", "::1", 8000), origin("https", "h", 443)
+    ('http://[::1]:8000', 'https://h')
     """
+    return f"{scheme}://{_authority(scheme, host, port)}"
+
+
+def _authority(scheme: str, host: str, port: int) -> str:
     name = f"[{host.partition('%')[0]}]" if ":" in host else host  # a zone is known on this machine only
     return name if port == _PORTS[scheme] else f"{name}:{port}"
 
@@ -335,7 +338,7 @@ def request_head(target: Target) -> bytes:
     >>> request_head(parse_target("http://[::1]:8000/v1/completions")).split(b"\r\n")[:2]
     [b'POST /v1/completions HTTP/1.1', b'Host: [::1]:8000']
     """
-    host = authority(target.scheme, target.host, target.port)
+    host = _authority(target.scheme, target.host, target.port)
     lines = [f"POST {target.path} HTTP/1.1", f"Host: {host}"]
     lines += [f"{name}: {value}" for name, value in request_headers(target)]
     return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
@@ -456,9 +459,8 @@ def _add_sampling(rest: dict[str, Any], shape: _Shape, given: dict[str, Any]) ->
     for name in fields:
         if name not in shape.knows:
             raise UsageError(f"{arguments.get(name, name)} can't be had: {shape.ending} has no {name}")
-    warmth = fields.get("temperature", 0)
-    if isinstance(warmth, bool) or not isinstance(warmth, int | float) or not 0 <= warmth < math.inf:
-        raise UsageError(f"temperature must be a finite number of at least 0; not {warmth!r}")
+    if "temperature" in fields:
+        not_negative("temperature", fields["temperature"])
     if "seed" in fields:
         whole("sampling_seed", fields["seed"], 0)
     if not fields:

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from llmprofile.api import Target, body_template, parse_target, takes_messages
 from llmprofile.errors import UsageError, one_of, positive, whole
-from llmprofile.machine import interface_facts, machine_facts, proxies_ignored, versions
+from llmprofile.machine import interface_facts, machine_facts, versions
 from llmprofile.preflight import check_descriptors, check_folder, first_model, reach
 from llmprofile.prompts import PromptFile, PromptSource
-from llmprofile.proxies import parse_proxy
+from llmprofile.proxies import parse_proxy, proxies_ignored
 from llmprofile.records import FORMAT, Run
 from llmprofile.scrape import check_page, metrics_target
 from llmprofile.supervise import Load

@@ -56,20 +56,6 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-def proxies_ignored() -> list[str]:
-    """Environment variables that name a proxy, by name: no client here takes one from there.
-
-    Examples
-    --------
-    >>> os.environ["http_proxy"] = "http://127.0.0.1:9"
-    >>> "http_proxy" in proxies_ignored()
-    True
-    >>> del os.environ["http_proxy"]
-    """
-    names = ("http_proxy", "https_proxy", "all_proxy")
-    return [name for name in (*names, *map(str.upper, names)) if os.environ.get(name)]
-
-
 def machine_counters() -> dict[str, float]:
     """Counters of the whole machine whose growth over a run tells of disturbance.
 

@@ -9,7 +9,7 @@ import socket
 import ssl
 from pathlib import Path
 
-from llmprofile.api import Target, authority, models_path, request_head, request_headers, tls_context
+from llmprofile.api import Target, models_path, origin, request_head, request_headers, tls_context
 from llmprofile.errors import UsageError
 from llmprofile.link import Link, resolve
 from llmprofile.proxies import Proxy, is_open, through, tunnel_request
@@ -102,7 +102,7 @@ def first_model(target: Target, timeout_s: float, proxy: Proxy | None = None) ->
     connection = _connection(target, timeout_s, proxy)
     asked, headers = path, dict(target.headers)
     if proxy is not None and target.scheme == "http":
-        asked, headers = f"http://{authority('http', target.host, target.port)}{path}", headers | dict(proxy.headers)
+        asked, headers = f"{origin('http', target.host, target.port)}{path}", headers | dict(proxy.headers)
     try:
         connection.request("GET", asked, headers=headers)
         response = connection.getresponse()

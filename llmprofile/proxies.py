@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import os
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 
-from llmprofile.api import Target, authority
+from llmprofile.api import Target, origin
 from llmprofile.errors import UsageError
 
 ENVIRONMENT = "environment"
@@ -31,7 +32,7 @@ class Proxy:
     login: tuple[str, str] | None = None
 
     def __repr__(self) -> str:
-        return f"http://{authority('http', self.host, self.port)}"
+        return origin("http", self.host, self.port)
 
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
@@ -82,6 +83,20 @@ def parse_proxy(asked: str | None, target: Target) -> Proxy | None:
     return Proxy(host, port, login)
 
 
+def proxies_ignored() -> list[str]:
+    """Environment variables that name a proxy, by name: what is not taken where no proxy was asked for.
+
+    Examples
+    --------
+    >>> os.environ["http_proxy"] = "http://127.0.0.1:9"
+    >>> "http_proxy" in proxies_ignored()
+    True
+    >>> del os.environ["http_proxy"]
+    """
+    names = ("http_proxy", "https_proxy", "all_proxy")
+    return [name for name in (*names, *map(str.upper, names)) if os.environ.get(name)]
+
+
 def through(proxy: Proxy, target: Target, head: bytes) -> bytes:
     r"""The head of a plain request as it is sent to a proxy: the whole URL in its first line.
 
@@ -94,7 +109,7 @@ def through(proxy: Proxy, target: Target, head: bytes) -> bytes:
     """
     first, rest = head.split(b"\r\n", 1)
     method, path, version = first.split(b" ")
-    where = f"http://{authority('http', target.host, target.port)}".encode()
+    where = origin("http", target.host, target.port).encode()
     lines = [b" ".join((method, where + path, version)), *(f"{k}: {v}".encode() for k, v in proxy.headers)]
     return b"\r\n".join([*lines, rest])
 
